@@ -64,10 +64,7 @@ def build(name: str, **options: Any) -> nnx.Module:
 
 def defaults(name: str) -> dict[str, Any]:
     """The options of a registered model, with the values it has if none is given."""
-    kind, own = registry._MODELS[name]
-    parameters = inspect.signature(kind.__init__).parameters
-    given = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
-    return {**given, **own, **SIZES.get(name, {})}
+    return {**registry.default_options(name), **SIZES.get(name, {})}
 
 
 def input_of(name: str, **options: Any) -> jax.ShapeDtypeStruct:
@@ -181,7 +178,7 @@ def options() -> str:
     """The options of each kind of model, from its docstring and signature."""
     kinds: dict[type, list[str]] = {}
     for name in zoo.list_models():
-        kinds.setdefault(registry._MODELS[name][0], []).append(name)
+        kinds.setdefault(registry.options_of(name)[0], []).append(name)
     parts = []
     for kind, names in kinds.items():
         first = min(names, key=len)

@@ -3,6 +3,10 @@
 import pathlib
 
 import numpy as np
+from flax import nnx
+
+from mupax.zoo.registry import record_of
+from mupax.zoo.weights import foreign
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -22,3 +26,13 @@ def golden(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 def apart(ours: np.ndarray, theirs: np.ndarray) -> float:
     """Largest difference, relative to the largest entry of theirs."""
     return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+
+
+def check_export(model: nnx.Module, weights: dict[str, np.ndarray]) -> None:
+    """A model exports the weights that it was filled with, but for unused ones."""
+    layout = foreign.layout_of(model, weights)
+    written = foreign.export(model, layout)
+    for key, array in written.items():
+        np.testing.assert_array_equal(array, weights[key], err_msg=key)
+    unused = record_of(model).unused(model, layout)
+    assert all(unused.search(key) for key in weights.keys() - written.keys())

@@ -70,14 +70,6 @@ def test_every_parameter_gets_a_gradient(options):
         assert np.abs(grad[...]).max() > 0, path
 
 
-@pytest.mark.parametrize("name", ["mup", "depth_mup", "ode", "mean_field"])
-def test_at_base_size_every_parametrization_is_sp_bit_for_bit(name):
-    at_base = {"width": 8, "depth": 2}
-    x = jax.random.normal(jax.random.key(1), (4, 64))
-    standard = build(**at_base, parametrization="sp")(x)
-    np.testing.assert_array_equal(standard, build(**at_base, parametrization=name)(x))
-
-
 @pytest.mark.parametrize("gauge", ["table8", "mean_field", {"hidden": 0.3}])
 def test_a_gauge_does_not_change_the_function(gauge):
     x = jax.random.normal(jax.random.key(1), (4, 64))
@@ -103,41 +95,6 @@ def test_frozen_ends_are_no_parameters():
     model = build(train_ends=False)
     assert list(zoo.scales(model)) == ["blocks/layers/0/kernel"]
     assert set(kernels(model)) == set(kernels(build()))
-
-
-def test_richness_divides_the_output():
-    x = jax.random.normal(jax.random.key(1), (4, 64))
-    rich = optim.parametrization("depth_mup", richness=4.0)
-    np.testing.assert_allclose(
-        build(parametrization=rich)(x), build()(x) / 4, rtol=1e-6
-    )
-
-
-def test_bf16_computes_in_bf16_on_float32_weights():
-    model = build(dtype=jnp.bfloat16)
-    x = jax.random.normal(jax.random.key(1), (4, 64))
-    assert model.features(x).dtype == jnp.bfloat16
-    assert model(x).dtype == jnp.float32
-    assert {v.dtype for v in kernels(model).values()} == {np.dtype("float32")}
-
-
-def test_seeds_are_a_vmap_axis():
-    @jax.vmap
-    def outputs(key):
-        return zoo.create("resmlp", **SIZES, rngs=nnx.Rngs(params=key))(
-            jnp.ones((1, 64))
-        )
-
-    out = outputs(jax.random.split(jax.random.key(0), 3))
-    assert out.shape == (3, 1, 10)
-    assert np.unique(out[:, 0, 0]).size == 3
-
-
-def test_a_hundred_billion_parameters_cost_no_memory():
-    abstract = nnx.eval_shape(lambda: build(width=40_000, depth=64, base_width=40))
-    scales = zoo.scales(abstract)
-    assert sum(np.prod(s.shape) for s in scales.values()) > 1e11
-    assert scales["readout/kernel"].width_in == 1000
 
 
 @pytest.mark.parametrize(

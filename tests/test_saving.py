@@ -193,16 +193,6 @@ def test_what_is_there_is_not_overwritten(saved):
     assert files(saved) == before
 
 
-def test_a_save_removes_what_killed_saves_left_and_not_what_living_ones_build(tmp_path):
-    killed = tmp_path / ".saving-killed"
-    (killed / "weights").mkdir(parents=True)
-    with saving._building(tmp_path) as living:
-        assert not killed.exists()
-        saving.save(build(), tmp_path / "mine")
-        assert living.exists()
-    assert sorted(p.name for p in tmp_path.iterdir()) == [living.name, "mine"]
-
-
 def test_another_size_is_refused(saved):
     with pytest.raises(
         ValueError, match=r"blocks.*\(4, 16, 16\).*\(4, 32, 32\).*pass width=16$"

@@ -12,9 +12,9 @@ from flax import nnx
 
 from mupax import optim, zoo
 from mupax.zoo.families import resnet
-from mupax.zoo.families.resnet import resnet_names
 from mupax.zoo.layers import conv, convolve
 from mupax.zoo.plan import Axis, plan
+from mupax.zoo.weights import foreign
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 CASES = json.loads((GOLDEN / "resnet.json").read_text())["settings"]
@@ -111,7 +111,7 @@ def from_torch(case: str, **options) -> nnx.Module:
     model = nnx.eval_shape(
         lambda: zoo.create("resnet18", **{**settings, **options}, rngs=nnx.Rngs(0))
     )
-    names = resnet_names(model)
+    names = foreign.exported_names(model)
     keys = [source.key for source in names.values()]
     given = {k.removeprefix("before/") for k in golden(case) if k.startswith("before/")}
     assert len(set(keys)) == len(keys)
@@ -148,7 +148,7 @@ def train_differences(case: str) -> tuple[float, float]:
             statistics[path] if layer is None else statistics[path][layer],
             golden(case)[f"torchvision/after/{source.key}"],
         )
-        for (path, layer), source in resnet_names(model).items()
+        for (path, layer), source in foreign.exported_names(model).items()
         if path in statistics
     ]
     return difference(logits, golden(case)["torchvision/train"]), max(after)
@@ -182,10 +182,10 @@ def test_another_epsilon_is_noticed(monkeypatch, epsilon):
 
 
 def test_padding_called_same_is_noticed(monkeypatch):
-    def same(x, kernel, padding, strides):
+    def same(form, x, kernel, padding, strides):
         return convolve._conv(x, kernel, "SAME", strides)
 
-    monkeypatch.setattr(convolve, "_small", same)
+    monkeypatch.setattr(convolve.Direct, "_small", same)
     assert eval_difference("resnet_cifar") > 1e-3
 
 
@@ -258,7 +258,7 @@ def test_torch_has_names_for_batch_normalization_alone():
         lambda: zoo.create("resnet18", **TINY, norm="layer", rngs=nnx.Rngs(0))
     )
     with pytest.raises(ValueError, match="norm='batch'"):
-        resnet_names(model)
+        foreign.exported_names(model)
 
 
 # ----- The formula of the CNN
@@ -358,38 +358,6 @@ def test_roles_and_branches_of_a_resnet():
     )
 
 
-@pytest.mark.parametrize("name", optim.list_parametrizations())
-def test_every_parametrization_explains_both_models(name):
-    point = optim.parametrization(name, **MORE.get(name, {}))
-    for model, options in MODELS.items():
-        sizes = {"width": 16, "base_width": 8, "parametrization": point}
-        made = nnx.eval_shape(
-            lambda m=model, o={**options, **sizes}: zoo.create(m, **o, rngs=nnx.Rngs(0))
-        )
-        assert "readout/kernel" in str(optim.explain(zoo.scales(made), "adamw"))
-
-
-@pytest.mark.parametrize(
-    "model", ["cnn", pytest.param("resnet18", marks=pytest.mark.long)]
-)
-def test_at_base_size_every_parametrization_is_sp_bit_for_bit(model):
-    def program(name, width):
-        """Drawing the weights and a step of training, before it is compiled."""
-
-        def run(key, x):
-            options = {**MODELS[model], "width": width, "base_width": 8}
-            rngs = nnx.Rngs(params=key)
-            made = zoo.create(model, **options, parametrization=name, rngs=rngs)
-            return gradient_of(made, x)
-
-        return jax.jit(run).lower(jax.random.key(0), X).as_text()
-
-    standard = program("sp", 8)
-    for name in ("mup", "mean_field", "depth_mup", "ode", "ntk"):
-        assert program(name, 8) == standard
-    assert program("depth_mup", 16) != program("sp", 16)
-
-
 def test_initial_weights_have_the_variances_of_torchvision():
     options = {**TINY, "blocks": (1, 1), "width": 32, "out_features": 64}
 
@@ -444,18 +412,6 @@ def test_rematerialization_changes_nothing_but_memory():
             )
 
 
-@pytest.mark.parametrize("model", ["cnn", "resnet18"])
-def test_a_deeper_model_is_no_larger_program(model):
-    def equations(depth):
-        options = {**MODELS[model], "depth": depth}
-        made = nnx.eval_shape(lambda: zoo.create(model, **options, rngs=nnx.Rngs(0)))
-        graph, state = nnx.split(made)
-        program = jax.make_jaxpr(lambda s, x: nnx.merge(graph, s)(x))(state, X)
-        return str(program).count(" = ")
-
-    assert equations(512) == equations(8)
-
-
 def test_statistics_move_in_training_and_stay_in_evaluation():
     model = build("resnet18", **TINY)
     before = forward_statistics(model)
@@ -502,16 +458,6 @@ def test_bfloat16_computes_and_float32_keeps():
     assert difference(logits, reference) < 0.1
 
 
-@pytest.mark.parametrize("model", ["cnn", "resnet18"])
-def test_seeds_are_a_vmap_axis(model):
-    pair = [build(model, seed, **MODELS[model]) for seed in (0, 1)]
-    graph = nnx.graphdef(pair[0])
-    states = jax.tree.map(lambda *v: jnp.stack(v), *(nnx.state(m) for m in pair))
-    run = quick_jit(jax.vmap(lambda s: nnx.merge(graph, s)(jnp.asarray(X))))
-    for logits, one in zip(run(states), pair, strict=True):
-        np.testing.assert_allclose(logits, forward(one, X)[0], rtol=1e-3, atol=1e-4)
-
-
 def test_other_image_sizes():
     for model, options in (
         ("resnet18", {**TINY, "stem": "imagenet"}),
@@ -525,17 +471,6 @@ def test_other_image_sizes():
                 lambda m, x: m(x), made, jax.ShapeDtypeStruct(shape, jnp.float32)
             )
             assert logits.shape == (shape[0], 3)
-
-
-def test_a_hundred_billion_parameters_take_no_memory():
-    for model, width in (("cnn", 2**14), ("resnet152", 2**12)):
-        made = nnx.eval_shape(
-            lambda m=model, w=width: zoo.create(
-                m, width=w, base_width=64, depth=128, base_depth=1, rngs=nnx.Rngs(0)
-            )
-        )
-        scales = zoo.scales(made)
-        assert sum(np.prod(s.shape, dtype=float) for s in scales.values()) > 1e11
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,20 @@ loads a model with weights, and `save(model, directory)` writes one.
 
 from .families.cnn import CNN
 from .families.convnext import ConvNeXt
-from .families.decoder import reads_tokens
 from .families.efficientnet import EfficientNet
-from .families.gpt import GPT, gpt_names
-from .families.llama import Llama, llama_names
+from .families.gpt import GPT
+from .families.llama import Llama
 from .families.mlp import MLP
 from .families.regnet import RegNet
 from .families.resmlp import ResMLP
 from .families.resnet import ResNet
 from .families.vit import ViT
-from .families.vit_layouts import vit_names
 from .generate import generate
 from .layers.basic import ModelWarning
 from .lora import add_lora, merge_lora, scales
 from .plan import Frozen, Plan, axis_names
 from .preprocessing import DataConfig, data_config, set_data_config
-from .registry import create, list_models
+from .registry import create, list_models, reads_tokens
 from .sharding import RULES, batch_sharding, partition_specs, use_mesh
 from .weights.cards import Training
 from .weights.pretrained import list_pretrained, load_pretrained
@@ -52,10 +50,8 @@ __all__ = [
     "create",
     "data_config",
     "generate",
-    "gpt_names",
     "list_models",
     "list_pretrained",
-    "llama_names",
     "load_pretrained",
     "merge_lora",
     "partition_specs",
@@ -65,5 +61,4 @@ __all__ = [
     "scales",
     "set_data_config",
     "use_mesh",
-    "vit_names",
 ]

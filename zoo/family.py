@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import re
 import reprlib
 import types
 import typing
@@ -41,15 +42,17 @@ class Options:
     """Options of every model.
 
     Attributes:
-      width: of the residual stream.
-      depth: number of blocks.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`.
-      parametrization: a name, or the result of `optim.parametrization`; None for
-        `default_parametrization`.
+      width: n, of the residual stream.
+      depth: L, the number of blocks.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
+      parametrization: a name, or what `optim.parametrization` returns. None:
+        "depth_mup" for residual branches of one layer, "completep" for deeper ones,
+        "relu_mlp" without any.
       remat: recompute blocks in the backward pass.
-      dtype: of the computation.
-      param_dtype: of the parameters.
+      dtype: data type of the computation; statistics of normalizations, softmax and
+        logits are at least float32.
+      param_dtype: data type of the parameters.
 
     Raises:
       ValueError: a value does not have its option's type, or a dtype is not one of
@@ -168,7 +171,7 @@ class ResidualOptions(Options):
     """Options of every model with residual branches.
 
     Attributes:
-      branch_multiplier: a, in front of every residual branch at the base depth.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
     """
 
     branch_multiplier: float = 1.0
@@ -182,11 +185,13 @@ class Family(nnx.Module):
 
     A subclass names its dataclass, `class ResMLP(Family, options=ResMLPOptions)`, and
     defines `build(options, rngs)`, which sets `self.plan` and creates the layers. The
-    constructor takes the dataclass's fields as keyword arguments, and `rngs`.
+    constructor takes the dataclass's fields as keyword arguments, and `rngs`. The
+    docstring describes those of the subclass; those that families share are added.
     """
 
     options_type: ClassVar[type[Options]]
     plan: Plan
+    readout: Any
 
     def __init_subclass__(
         cls, *, options: type[Options] | None = None, **kwargs: Any
@@ -207,15 +212,41 @@ class Family(nnx.Module):
 
         __init__.__signature__ = _signature(options)  # type: ignore[attr-defined]
         cls.__init__ = __init__  # type: ignore[assignment]
+        cls.__doc__ = _described(cls.__doc__ or "", options)
 
     def build(self, options: Any, rngs: nnx.Rngs) -> None:
         """Set `self.plan`, and create the layers.
 
         Args:
           options: of the family's dataclass.
-          rngs: random state.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no build method")
+
+    def features(self, *inputs: Any, **more: Any) -> Any:
+        """The input of the readout."""
+        raise NotImplementedError(f"{type(self).__name__} defines no features method")
+
+    def __call__(self, *inputs: Any, **more: Any) -> Any:
+        """The logits of a batch of inputs."""
+        logits = self.readout(self.features(*inputs, **more)) * self.plan.output
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
+# An option in a docstring, with the lines that describe it.
+_ENTRY = re.compile(r"^  (\w+): .*(?:\n    .*)*", re.MULTILINE)
+
+
+def _described(doc: str, options: type[Options]) -> str:
+    """The docstring of a model, with the options of the dataclass's base classes."""
+    before, _, after = inspect.cleandoc(doc).partition("Args:\n")
+    own, _, rest = after.partition("\n\n")
+    entries = {entry[1]: entry[0] for entry in _ENTRY.finditer(own)}
+    for base in options.__mro__[1:-1]:
+        _, _, shared = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        for entry in _ENTRY.finditer(shared.partition("\n\n")[0]):
+            entries.setdefault(entry[1], entry[0])
+    lines = [*entries.values(), "  rngs: random state.", "", rest]
+    return before + "Args:\n" + "\n".join(lines)
 
 
 def _signature(options: type[Options]) -> inspect.Signature:

@@ -1,12 +1,13 @@
-"""Create models by name: `create`, `list_models`."""
+"""Families of models by their records, and models by name: `create`, `list_models`."""
 
 import dataclasses
 import fnmatch
 import functools
 import inspect
+import re
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,175 +16,99 @@ from flax import nnx
 from mupax.optim.rules.parametrizations import closest
 
 from .family import Family
+from .weights.configs import Config
+from .weights.sources import Layout
 
-if TYPE_CHECKING:
-    from .families.cnn import CNN
-    from .families.convnext import ConvNeXt
-    from .families.efficientnet import EfficientNet
-    from .families.gpt import GPT
-    from .families.llama import Llama
-    from .families.mlp import MLP
-    from .families.regnet import RegNet
-    from .families.resmlp import ResMLP
-    from .families.resnet import ResNet
-    from .families.vit import ViT
+Sizes = Mapping[str, Mapping[str, Any]]
 
-# Names by class, for completion in editors. Add new models here too.
-GPTName = Literal["gpt", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"]
-LlamaName = Literal[
-    "llama",
-    "smollm2_135m",
-    "smollm2_360m",
-    "qwen3_0_6b",
-    "llama3_2_1b",
-    "llama3_2_3b",
-]
-ResNetName = Literal[
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnet26d",
-    "resnet50d",
-    "resnet101d",
-    "wide_resnet50_2",
-    "wide_resnet101_2",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "seresnet50",
-    "seresnext50_32x4d",
-    "resnetblur50",
-    "resnetaa50",
-    "resnetrs50",
-    "resnetrs101",
-]
-RegNetName = Literal[
-    "regnetx_002",
-    "regnetx_016",
-    "regnetx_032",
-    "regnety_002",
-    "regnety_008",
-    "regnety_016",
-    "regnety_032",
-    "regnety_160",
-]
-ConvNeXtName = Literal[
-    "convnext_atto",
-    "convnext_tiny",
-    "convnext_small",
-    "convnext_base",
-    "convnext_large",
-    "convnextv2_atto",
-    "convnextv2_nano",
-    "convnextv2_tiny",
-    "convnextv2_base",
-    "convnextv2_large",
-]
-EfficientNetName = Literal[
-    "efficientnet_b0",
-    "efficientnet_b1",
-    "efficientnet_b2",
-    "efficientnet_b3",
-    "efficientnetv2_s",
-    "tf_efficientnet_b0",
-    "tf_efficientnetv2_s",
-    "mobilenetv2_100",
-    "mobilenetv3_small_100",
-    "mobilenetv3_large_100",
-]
-ViTName = Literal[
-    "vit",
-    "vit_tiny_patch4_32",
-    "vit_small_patch4_32",
-    "vit_base_patch4_32",
-    "vit_tiny_patch8_64",
-    "vit_small_patch8_64",
-    "vit_base_patch8_64",
-    "vit_tiny_patch16_224",
-    "vit_small_patch16_224",
-    "vit_base_patch16_224",
-    "vit_large_patch16_224",
-    "deit3_small_patch16_224",
-    "deit3_medium_patch16_224",
-    "deit3_base_patch16_224",
-    "deit3_large_patch16_224",
-    "deit3_huge_patch14_224",
-    "vit_small_patch14_dinov2",
-    "vit_small_patch14_reg4_dinov2",
-    "vit_base_patch14_dinov2",
-    "vit_base_patch14_reg4_dinov2",
-    "vit_large_patch14_dinov2",
-    "vit_large_patch14_reg4_dinov2",
-    "vit_giant_patch14_dinov2",
-    "vit_giant_patch14_reg4_dinov2",
-    "vit_base_patch32_clip_224",
-    "vit_base_patch32_clip_quickgelu_224",
-    "vit_base_patch16_clip_224",
-    "vit_base_patch16_clip_quickgelu_224",
-    "vit_large_patch14_clip_224",
-    "vit_large_patch14_clip_quickgelu_224",
-    "vit_small_patch16_dinov3",
-    "vit_small_plus_patch16_dinov3",
-    "vit_base_patch16_dinov3",
-    "vit_large_patch16_dinov3",
-    "vit_huge_plus_patch16_dinov3",
-    "vit_base_patch16_siglip_224",
-    "vit_large_patch16_siglip_256",
-    "vit_so400m_patch14_siglip_384",
-    "eva02_tiny_patch14_336",
-    "eva02_small_patch14_336",
-    "eva02_base_patch14_448",
-    "eva02_large_patch14_448",
-]
 
-M = TypeVar("M", bound=type[nnx.Module])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """What the zoo knows of a family besides its layers.
 
+    `register(Record(...))` at the end of a family's file makes it part of the zoo.
+
+    Attributes:
+      model: its class.
+      sizes: {name: options} of the models that `create` knows.
+      base: the name, one of `sizes`, by which networks of other libraries are created
+        that no other name fits; "" for the first.
+      timm: {name: options} of the architectures of timm.
+      transformers: {model_type: function that returns the options of a `Config`}.
+      layouts: function that lists the layouts of other libraries for a model, the
+        default first.
+      layout: function that returns the `Layout` of a model under such a name.
+
+        Raises:
+          ValueError: the model has no such layout.
+      detect: function from a model and the arrays of a file, by key, to the name of the
+        file's layout, and the prefix of its keys (None for the layout's own).
+      unused: function from a model and the name of a layout to a pattern of keys that
+        the model deliberately does not use.
+      factor: function from a model and the path of a parameter to the product of the
+        multipliers outside of the parameter's own layer.
+      reads_tokens: whether the models read tokens rather than images.
+      unseen: what the weights do not show, for a warning: e.g. ", with its rope_theta".
+    """
+
+    model: type[Family]
+    sizes: Sizes
+    base: str = ""
+    timm: Sizes = dataclasses.field(default_factory=dict)
+    transformers: Mapping[str, Callable[[Config], dict[str, Any]]] = dataclasses.field(
+        default_factory=dict
+    )
+    layouts: Callable[[Any], tuple[str, ...]] = lambda model: ()
+    layout: Callable[[Any, str], Layout] = lambda model, name: Layout({})
+    detect: Callable[[Any, Mapping[str, Any]], tuple[str, str | None]] = (
+        lambda model, arrays: ("timm", None)
+    )
+    unused: Callable[[Any, str], re.Pattern[str]] = lambda model, name: re.compile(
+        r"(?!)"
+    )
+    factor: Callable[[Any, str], float] = lambda model, path: 1.0
+    reads_tokens: bool = False
+    unseen: str = ""
+
+
+_RECORDS: dict[type[nnx.Module], Record] = {}
+_MODELS: dict[str, tuple[Record, Mapping[str, Any]]] = {}
 # Not an attribute: a model's static parts are compared whenever it is traced.
 _RECIPES: weakref.WeakKeyDictionary[nnx.Module, tuple[str, dict[str, Any]]] = (
     weakref.WeakKeyDictionary()
 )
-_MODELS: dict[str, tuple[type[nnx.Module], dict[str, Any]]] = {}
 
 
-def register(name: str, **defaults: Any) -> Callable[[M], M]:
-    """Class decorator that registers a model under a name, with defaults.
+def register(record: Record) -> Record:
+    """Add a family and its models to the zoo."""
+    _RECORDS[record.model] = record
+    _MODELS.update({name: (record, options) for name, options in record.sizes.items()})
+    return record
 
-    Args:
-      name: for `create`.
-      **defaults: options that replace the class's defaults under this name.
+
+def records() -> tuple[Record, ...]:
+    """The records of all families."""
+    return tuple(_RECORDS.values())
+
+
+def record_of(model: nnx.Module | str) -> Record:
+    """The record of a model, or of a name of `list_models()`.
+
+    Raises:
+      ValueError: the model is not of the zoo, or the name is unknown.
     """
+    if isinstance(model, str):
+        options_of(model)
+        return _MODELS[model][0]
+    if type(model) not in _RECORDS:
+        raise ValueError(
+            f"{type(model).__name__} is not a model of mupax.zoo; create it by "
+            "zoo.create"
+        )
+    return _RECORDS[type(model)]
 
-    def add(model: M) -> M:
-        _MODELS[name] = (model, defaults)
-        return model
 
-    return add
-
-
-@overload
-def create(name: Literal["mlp"], **overrides: Any) -> "MLP": ...
-@overload
-def create(name: Literal["resmlp"], **overrides: Any) -> "ResMLP": ...
-@overload
-def create(name: Literal["cnn"], **overrides: Any) -> "CNN": ...
-@overload
-def create(name: ResNetName, **overrides: Any) -> "ResNet": ...
-@overload
-def create(name: RegNetName, **overrides: Any) -> "RegNet": ...
-@overload
-def create(name: ConvNeXtName, **overrides: Any) -> "ConvNeXt": ...
-@overload
-def create(name: EfficientNetName, **overrides: Any) -> "EfficientNet": ...
-@overload
-def create(name: ViTName, **overrides: Any) -> "ViT": ...
-@overload
-def create(name: GPTName, **overrides: Any) -> "GPT": ...
-@overload
-def create(name: LlamaName, **overrides: Any) -> "Llama": ...
-@overload
-def create(name: str, **overrides: Any) -> nnx.Module: ...
-def create(name: str, **overrides: Any) -> nnx.Module:
+def create(name: str, **overrides: Any) -> Family:
     """Create a model of the zoo.
 
     Args:
@@ -216,7 +141,7 @@ def create(name: str, **overrides: Any) -> nnx.Module:
     return made
 
 
-def abstract(name: str, **overrides: Any) -> nnx.Module:
+def abstract(name: str, **overrides: Any) -> Family:
     """The model of `create` with shapes in place of arrays: nothing is drawn.
 
     `complete` draws the values that it lacks after weights were loaded.
@@ -263,7 +188,7 @@ def complete(model: nnx.Module, rngs: nnx.Rngs) -> None:
 
 def _full(
     name: str, overrides: Mapping[str, Any]
-) -> tuple[type[nnx.Module], dict[str, Any]]:
+) -> tuple[type[Family], dict[str, Any]]:
     """The class of a model and all options that its constructor gets; see `create`."""
     model, defaults = options_of(name)
     options = list(inspect.signature(model.__init__).parameters)[1:]
@@ -369,10 +294,14 @@ def default_options(name: str) -> dict[str, Any]:
       >>> default_options("vit_tiny_patch16_224")["width"]
       192
     """
-    model, defaults = _MODELS[name]
+    record, defaults = _MODELS[name]
+    return {**class_options(record.model), **defaults}
+
+
+def class_options(model: type[nnx.Module]) -> dict[str, Any]:
+    """The default options of a class, by name of the option."""
     parameters = inspect.signature(model.__init__).parameters.items()
-    given = {k: p.default for k, p in parameters if p.default is not p.empty}
-    return {**given, **defaults}
+    return {k: p.default for k, p in parameters if p.default is not p.empty}
 
 
 def default_parametrization(name: str, **options: Any) -> str:
@@ -393,7 +322,7 @@ def default_parametrization(name: str, **options: Any) -> str:
       'completep'
     """
     model, defaults = options_of(name)
-    kind = cast(type[Family], model).options_type
+    kind = model.options_type
     known = {field.name for field in dataclasses.fields(kind)}
     given = {"width": 1, "depth": 1, **defaults, **options}
     full = kind(**{key: value for key, value in given.items() if key in known})
@@ -411,7 +340,7 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(_MODELS, pattern))
 
 
-def options_of(name: str) -> tuple[type[nnx.Module], dict[str, Any]]:
+def options_of(name: str) -> tuple[type[Family], Mapping[str, Any]]:
     """The class of a registered model, and the defaults under its name.
 
     Raises:
@@ -419,7 +348,25 @@ def options_of(name: str) -> tuple[type[nnx.Module], dict[str, Any]]:
     """
     if name not in _MODELS:
         raise ValueError(f"unknown model {name!r}{_near(name, _MODELS)}")
-    return _MODELS[name]
+    record, options = _MODELS[name]
+    return record.model, options
+
+
+def reads_tokens(name: str) -> bool:
+    """Whether a registered model takes tokens (a decoder) rather than images.
+
+    Args:
+      name: one of `zoo.list_models()`.
+
+    Raises:
+      ValueError: the model is unknown.
+
+    Examples:
+      >>> from mupax import zoo
+      >>> zoo.reads_tokens("llama"), zoo.reads_tokens("vit")
+      (True, False)
+    """
+    return record_of(name).reads_tokens
 
 
 # Options of timm, transformers and torchvision, and what they are here.

@@ -71,19 +71,9 @@ def sources_of(name: str) -> tuple[str, ...]:
 @functools.cache
 def _timm() -> dict[str, list[str]]:
     """By model, timm's names of the same architecture."""
-    from mupax import zoo
-    from mupax.zoo.families.convnet_configs import convnet
-    from mupax.zoo.weights.architectures import TIMM
+    from mupax.zoo.weights.architectures import timm_names
 
-    # Convolutional networks have timm's own names.
-    by_model = {
-        name: [name]
-        for name in zoo.list_models()
-        if (known := convnet(name)) is not None and known == (name, {})
-    }
-    for architecture, known in TIMM.items():
-        by_model.setdefault(known.model, []).append(architecture)
-    return by_model
+    return timm_names()
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from ..layers.basic import (
 )
 from ..layers.conv import Conv, check_images, pool
 from ..layers.stages import Staged
-from ..registry import register
+from ..registry import Record, register
 
 STAGES = 4  # three poolings, after each of which the channels double
 
@@ -60,7 +60,6 @@ class CNNOptions(ResidualOptions):
     zero_init: bool = False
 
 
-@register("cnn")
 class CNN(Staged, options=CNNOptions):
     """h^{l+1} = h^l + a M^-α · W^l * φ(h^l), h^1 = W^0 * x, f = w φ(h^L).
 
@@ -70,12 +69,6 @@ class CNN(Staged, options=CNNOptions):
 
     Args:
       width: channels of the last map, 8 times those of the first.
-      depth: L, the number of blocks.
-      base_width: the width that you tuned; None for `width`.
-      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns; "depth_mup" by
-        default.
-      branch_multiplier: a, the factor of each residual branch at the base depth.
       input_shape: (height, width, channels) of an image; 8x8 pixels at least.
       out_features: number of classes.
       nonlinearity: "relu", "abs", "gelu" or "identity".
@@ -88,10 +81,6 @@ class CNN(Staged, options=CNNOptions):
       count_pooling: use M = (depth + 3) / (base_depth + 3), which counts the three
         convolutions after the poolings as layers, as in the experiments of App. A.1.
       zero_init: initialize the convolution of each branch with zeros.
-      remat: recompute blocks in the backward pass.
-      dtype: data type of the computation; logits are at least float32.
-      param_dtype: data type of the parameters.
-      rngs: random state.
 
     Raises:
       ValueError: a size is not a positive whole number, the width is not a multiple of
@@ -196,9 +185,6 @@ class CNN(Staged, options=CNNOptions):
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch *rest"]:
         """Features before the readout.
 
-        Args:
-          x: images, as in a call.
-
         Returns:
           The last map, of shape (batch, pixels, width); with `global_pool=True` its
           mean over pixels, of shape (batch, width).
@@ -234,3 +220,6 @@ def _counts(depth: int) -> list[int]:
     """Numbers of blocks before, between and after the three poolings."""
     ends = [stage * depth // STAGES for stage in range(STAGES + 1)]
     return [end - start for start, end in itertools.pairwise(ends)]
+
+
+register(Record(model=CNN, sizes={"cnn": {}}))

@@ -1,8 +1,6 @@
 """ConvNeXt, versions 1 and 2."""
 
 import dataclasses
-import functools
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import ResidualOptions
 from ..layers.basic import (
     Dense,
     LayerNorm,
@@ -23,12 +20,12 @@ from ..layers.basic import (
     times,
 )
 from ..layers.conv import DEPTHWISE, Conv
-from ..layers.stages import Staged
+from ..layers.stages import ImageOptions, Staged
 from ..plan import Plan
-from ..registry import register
+from ..registry import Record, register
 from ..sharding import weight
-from ..weights.conv_sources import TORCH, conv_sources
-from ..weights.sources import Leaf, Source
+from ..weights.configs import Config
+from ..weights.sources import Layout
 
 # Every kernel of the published networks is drawn with this standard deviation.
 _STD = 0.02
@@ -40,7 +37,6 @@ class GlobalResponseNorm(nnx.Module):
     <r> is the mean of r over the channels. γ and β start at zero.
 
     Args:
-      plan: the model's plan.
       name: the axis of channels.
       epsilon: added to the mean.
 
@@ -152,11 +148,9 @@ def _patches(plan: Plan, size: int, names: tuple[str, str], *, rngs: nnx.Rngs) -
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConvNeXtOptions(ResidualOptions):
+class ConvNeXtOptions(ImageOptions):
     """Options of `ConvNeXt`, which describes them."""
 
-    input_shape: tuple[int, ...] = (224, 224, 3)
-    out_features: int = 1000
     blocks: tuple[int, ...] = (3, 3, 9, 3)
     patch_size: int = 4
     mlp_ratio: float = 4.0
@@ -183,14 +177,8 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
       width: channels of the first stage.
       depth: how often the blocks of each stage are repeated: stage i has depth ·
         blocks[i] of them.
-      base_width: the width that you tuned; None for `width`.
-      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns; "completep" by
-        default.
-      branch_multiplier: a, the factor of each residual branch at the base depth.
       input_shape: (height, width, channels) of an image. Images of any size are
         accepted; rows and columns beyond a multiple of the strides are dropped.
-      out_features: number of classes.
       blocks: number of blocks in each stage, at depth 1.
       patch_size: side of the patches that the stem reads.
       mlp_ratio: width of the MLP, as a multiple of its stage's channels.
@@ -201,10 +189,6 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
       norm_eps: constant added to the variance.
       head_eps: constant added to the variance in the norm before the readout; None for
         `norm_eps`. transformers uses 1e-12.
-      remat: recompute blocks in the backward pass.
-      dtype: of the computation; norms and logits are float32 at least.
-      param_dtype: data type of the parameters.
-      rngs: random state.
 
     Raises:
       ValueError: a size that is not a positive whole number, or an unknown name.
@@ -226,12 +210,7 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
 
     def build(self, options: ConvNeXtOptions, rngs: nnx.Rngs) -> None:
         blocks, input_shape = options.blocks, options.input_shape
-        if not blocks or any(not isinstance(n, int) or n < 1 for n in blocks):
-            raise ValueError(f"blocks={blocks} must be numbers of blocks, at least 1")
-        if len(input_shape) != 3:
-            raise ValueError(
-                f"input_shape={input_shape} must be (height, width, channels)"
-            )
+        options.check_blocks(blocks)
         for name in ("patch_size", "layer_scale", "norm_eps", "head_eps"):
             value = getattr(options, name)
             if value is not None and not value > 0:
@@ -267,9 +246,6 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch n"]:
         """What the readout sees: the norm of the mean over pixels of the last stage.
-
-        Args:
-          x: images, as in a call.
 
         Returns:
           Features of shape (batch, channels of the last stage).
@@ -310,133 +286,130 @@ def _variants() -> dict[str, dict[str, Any]]:
 
 
 #: The networks of timm, by their names there.
-VARIANTS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(_variants())
+VARIANTS: Mapping[str, Mapping[str, Any]] = _variants()
 NAMES = (
     *("convnext_atto", "convnext_tiny", "convnext_small", "convnext_base"),
     *("convnext_large", "convnextv2_atto", "convnextv2_nano", "convnextv2_tiny"),
     *("convnextv2_base", "convnextv2_large"),
 )
-for _name in NAMES:
-    register(_name, **VARIANTS[_name])(ConvNeXt)
 
 
-# --- Names of variables elsewhere ---
+# --- Files of other libraries ---
 
 
-def layouts(model: ConvNeXt) -> tuple[str, ...]:
-    """The layouts in which a ConvNeXt can be written, that of its size in timm first.
+def _from_transformers(config: Config) -> dict[str, Any]:
+    config.only(hidden_act="gelu")
+    scale = float(config.get("layer_scale_init_value", 1e-6))
+    more: dict[str, Any] = {"layer_scale": scale if scale > 0 else None}
+    if config.kind == "convnextv2":
+        more = {"grn": True, "layer_scale": None}
+    return {
+        "width": config.doubling("hidden_sizes")[0],
+        "depth": 1,
+        "blocks": config.wholes("depths"),
+        **more,
+        "head_eps": float(config.get("layer_norm_eps", 1e-12)),
+        "patch_size": config.whole("patch_size", 4),
+        **config.images(),
+    }
+
+
+def _layouts(model: ConvNeXt) -> tuple[str, ...]:
+    """The layouts, that of the model's size in timm first.
 
     In timm, the MLPs of atto, femto, pico and nano (40 to 80 channels) are convolutions
-    of one pixel; those of tiny (96 channels) and larger are linear layers.
+    of one pixel ("timm_conv"); those of tiny (96 channels) and larger are linear.
     """
     timm = ("timm", "timm_conv")
     small = model.plan["embed"].size < 96
     return *(reversed(timm) if small else timm), "transformers"
 
 
-def convnext_names(
-    model: ConvNeXt, layout: str = "timm", *, prefix: str | None = None
-) -> dict[Leaf, Source]:
-    """Map each parameter of a ConvNeXt to its array in timm or transformers.
+def _blocks(start: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {
+        f"stages/*/blocks/*/{ours}": start + theirs for ours, theirs in names.items()
+    }
 
-    Args:
-      model: the model, possibly abstract (from `nnx.eval_shape`).
-      layout: "timm"; "timm_conv", where MLPs are convolutions of one pixel, as in
-        timm's atto, femto, pico and nano; or "transformers".
-      prefix: of every key of transformers except the readout's, e.g. "convnext.";
-        None for the prefix of its classifier.
 
-    Returns:
-      {(path, layer): `Source`}; the layer is None for variables that are not stacked.
+_TIMM = {
+    "conv": "stem.0.",
+    "norm": "stem.1.",
+    "head_norm": "head.norm.",
+    "readout": "head.fc.",
+    "stages/*/norm": "stages.{}.downsample.0.",
+    "stages/*/conv": "stages.{}.downsample.1.",
+    **_blocks(
+        "stages.{}.blocks.{}.",
+        {
+            "depthwise": "conv_dw.",
+            "norm": "norm.",
+            "up": "mlp.fc1.",
+            "grn": "mlp.grn.",
+            "down": "mlp.fc2.",
+            "layer_scale/scale": "gamma",
+        },
+    ),
+}
+_TRANSFORMERS = {
+    "conv": "embeddings.patch_embeddings.",
+    "norm": "embeddings.layernorm.",
+    "head_norm": "layernorm.",
+    "readout": "classifier.",
+    "stages/*/norm": "encoder.stages.{}.downsampling_layer.0.",
+    "stages/*/conv": "encoder.stages.{}.downsampling_layer.1.",
+    **_blocks(
+        "encoder.stages.{}.layers.{}.",
+        {
+            "depthwise": "dwconv.",
+            "norm": "layernorm.",
+            "up": "pwconv1.",
+            "grn": "grn.",
+            "down": "pwconv2.",
+            "layer_scale/scale": "layer_scale_parameter",
+        },
+    ),
+}
 
-    Examples:
-      >>> from flax import nnx
-      >>> from mupax import zoo
-      >>> model = nnx.eval_shape(lambda: zoo.create("convnext_tiny", rngs=nnx.Rngs(0)))
-      >>> source = convnext_names(model)["stages/2/blocks/depthwise/kernel", 8]
-      >>> source.key, source.shape
-      ('stages.2.blocks.8.conv_dw.weight', (384, 1, 7, 7))
-    """
-    if layout == "transformers":
-        if prefix is None:
-            prefix = "convnextv2." if model.grn else "convnext."
-        return conv_sources(
-            model,
-            functools.partial(_transformers_key, prefix),
-            special=_transformers_grn,
-        )
-    return conv_sources(
-        model,
-        _timm_key,
-        pointwise=lambda parts: layout == "timm_conv" and parts[-2] in ("up", "down"),
+
+def _image_vector(leaf: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of GRN's vectors in transformers, which keep the axes of images."""
+    return (1, 1, 1, *leaf), (0, 1, 2, 3)
+
+
+def _layout(model: ConvNeXt, name: str) -> Layout:
+    if name == "transformers":
+        special = {
+            f"stages/*/blocks/*/grn/{leaf}": _image_vector for leaf in ("scale", "bias")
+        }
+        prefix = "convnextv2." if model.grn else "convnext."
+        return Layout(_TRANSFORMERS, special=special, prefix=prefix)
+    return Layout(_TIMM, pointwise=r"/(up|down)/" if name == "timm_conv" else r"(?!)")
+
+
+def _detect(model: ConvNeXt, arrays: Mapping[str, Any]) -> tuple[str, str | None]:
+    for prefix in ("convnext.", "convnextv2.", ""):
+        start = f"{prefix}embeddings."
+        if any(key.startswith(start) for key in arrays):
+            return "transformers", prefix
+    matrix = arrays.get("stages.0.blocks.0.mlp.fc1.weight")
+    return ("timm_conv" if getattr(matrix, "ndim", 2) == 4 else "timm"), None
+
+
+def _factor(model: ConvNeXt, path: str) -> float:
+    last = "down" if model.layer_scale is None else "layer_scale"
+    return model.plan.branch if f"/blocks/{last}/" in path else 1.0
+
+
+register(
+    Record(
+        model=ConvNeXt,
+        sizes={name: VARIANTS[name] for name in NAMES},
+        base="convnext_tiny",
+        timm=VARIANTS,
+        transformers=dict.fromkeys(("convnext", "convnextv2"), _from_transformers),
+        layouts=_layouts,
+        layout=_layout,
+        detect=_detect,
+        factor=_factor,
     )
-
-
-def _transformers_grn(
-    parts: tuple[str, ...], leaf: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shape and axis order of GRN's vectors, which keep the axes of images."""
-    return ((1, 1, 1, *leaf), (0, 1, 2, 3)) if "grn" in parts else None
-
-
-def _timm_key(parts: tuple[str, ...], layer: int | None) -> str:
-    *module, leaf = parts
-    name = TORCH[leaf]
-    match module:
-        case ("conv",):
-            return f"stem.0.{name}"
-        case ("norm",):
-            return f"stem.1.{name}"
-        case ("head_norm",):
-            return f"head.norm.{name}"
-        case ("readout",):
-            return f"head.fc.{name}"
-        case ("stages", stage, "norm" | "conv" as kind):
-            number = ("norm", "conv").index(kind)
-            return f"stages.{stage}.downsample.{number}.{name}"
-        case ("stages", stage, "blocks", kind):
-            start = f"stages.{stage}.blocks.{layer}."
-            if kind == "layer_scale":
-                return f"{start}gamma"
-            return f"{start}{_TIMM_BLOCK[kind]}.{name}"
-    raise ValueError(f"timm has no name for {'/'.join(parts)!r}")
-
-
-_TIMM_BLOCK = {
-    "depthwise": "conv_dw",
-    "norm": "norm",
-    "up": "mlp.fc1",
-    "grn": "mlp.grn",
-    "down": "mlp.fc2",
-}
-_TRANSFORMERS_BLOCK = {
-    "depthwise": "dwconv",
-    "norm": "layernorm",
-    "up": "pwconv1",
-    "grn": "grn",
-    "down": "pwconv2",
-}
-
-
-def _transformers_key(prefix: str, parts: tuple[str, ...], layer: int | None) -> str:
-    *module, leaf = parts
-    name = TORCH[leaf]
-    match module:
-        case ("conv",):
-            return f"{prefix}embeddings.patch_embeddings.{name}"
-        case ("norm",):
-            return f"{prefix}embeddings.layernorm.{name}"
-        case ("head_norm",):
-            return f"{prefix}layernorm.{name}"
-        case ("readout",):
-            return f"classifier.{name}"
-        case ("stages", stage, "norm" | "conv" as kind):
-            number = ("norm", "conv").index(kind)
-            start = f"{prefix}encoder.stages.{stage}"
-            return f"{start}.downsampling_layer.{number}.{name}"
-        case ("stages", stage, "blocks", kind):
-            start = f"{prefix}encoder.stages.{stage}.layers.{layer}."
-            if kind == "layer_scale":
-                return f"{start}layer_scale_parameter"
-            return f"{start}{_TRANSFORMERS_BLOCK[kind]}.{name}"
-    raise ValueError(f"transformers has no name for {'/'.join(parts)!r}")
+)

@@ -1,7 +1,8 @@
 """What GPT and Llama share: token embedding, causal blocks, readout, decoding."""
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,17 +19,30 @@ from ..layers.attention import (
     Places,
     Transformer,
     TransformerOptions,
+    applied,
+    branch_factor,
 )
 from ..layers.basic import Dense, single, times
 from ..plan import Plan
-from ..registry import options_of
 from ..sharding import weight
-from ..weights.sources import Layout, Leaf, Source, sources
+from ..weights.configs import Config
+from ..weights.sources import Layout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderOptions(TransformerOptions):
-    """Options of every decoder; see `GPT` and `Llama`."""
+    """Options of every decoder.
+
+    Attributes:
+      vocab_size: number of tokens.
+      context: maximum length of a sequence.
+      tied: use the token embedding as the readout. It is trained as an embedding, and
+        the logits are multiplied by 1/m (under SP, by 1).
+      head: whether the model computes logits; False: only features, as transformers'
+        base models, e.g. `LlamaModel`.
+      eos: token or tokens that end a text, where `zoo.generate` stops; None for none.
+      zero_readout: initialize the readout with zeros; not if it is tied.
+    """
 
     vocab_size: int = 256
     context: int = 256
@@ -57,7 +71,6 @@ class Decoder(Transformer):
         Args:
           options: of the family.
           block: of each block. Without rotary positions the model has a position table.
-          rngs: random state.
         """
         self.context = options.context
         self.eos = end_tokens(options.eos, options.vocab_size)
@@ -118,8 +131,7 @@ class Decoder(Transformer):
           Features of every token, of shape (batch, time, width).
         """
         self.check_tokens(tokens)
-        x = self.run_blocks(self._embed(tokens), rngs)
-        return x if self.norm is None else self.norm(x)
+        return applied(self.norm, self.run_blocks(self._embed(tokens), rngs))
 
     def intermediates(
         self,
@@ -272,8 +284,7 @@ class Decoder(Transformer):
                 f"this {type(self).__name__} has no head, so it computes no logits; "
                 "call model.features(tokens) instead"
             )
-        if self.norm is not None:
-            x = self.norm(x)
+        x = applied(self.norm, x)
         if self.readout is None:
             logits = times(x @ self._table().T, self.tied_multiplier)
         else:
@@ -308,28 +319,6 @@ def end_tokens(eos: int | Sequence[int] | None, vocab: int) -> tuple[int, ...]:
     return tuple(map(int, tokens))
 
 
-def decoder_names(model: Decoder, layout: Layout, prefix: str) -> dict[Leaf, Source]:
-    """Map each parameter of a decoder to its array in the files of transformers.
-
-    Args:
-      model: the model, possibly abstract (from `nnx.eval_shape`).
-      layout: of the family; its names lack the prefix.
-      prefix: of every key except the readout's.
-
-    Returns:
-      {(path, layer): `Source`}; the layer is None for parameters that are not stacked.
-    """
-    vocab, n = model.embedding.shape
-    special = {
-        "embedding": ((vocab, n), (0, 1)),
-        "position": ((model.context, n), (0, 1)),
-        "readout/kernel": ((vocab, n), (1, 0)),
-    }
-    modules = {key: prefix + name for key, name in layout.modules.items()}
-    modules["readout/kernel"] = "lm_head.weight"
-    return sources(model, layout._replace(modules=modules), special)
-
-
 def tied_multiplier(plan: Plan) -> float:
     """The factor of the logits of a tied readout.
 
@@ -347,18 +336,60 @@ def tied_multiplier(plan: Plan) -> float:
     return point.rows[optim.Role.OUTPUT].init.of(scale)
 
 
-def reads_tokens(name: str) -> bool:
-    """Whether a registered model takes tokens (a decoder) rather than images.
+# --- Files of transformers ---
+
+
+def readout_options(config: Config, *, tied: bool) -> dict[str, Any]:
+    """The options of the readout; `tied` is the default of transformers."""
+    tied, name = bool(config.get("tie_word_embeddings", tied)), config.written_by
+    is_base = name.endswith("Model") and not name.endswith("LMHeadModel")
+    return {"tied": tied, **({"head": False} if is_base and not tied else {})}
+
+
+def decoder_layout(
+    model: Decoder, names: Mapping[str, str], prefix: str, kernel: str
+) -> Layout:
+    """The layout of a decoder.
 
     Args:
-      name: one of `zoo.list_models()`.
+      model: the model, possibly abstract (from `nnx.eval_shape`).
+      names: `Layout.modules`.
+      prefix: of the keys of a model with a head.
+      kernel: `Layout.kernel`.
+    """
+    vocab, n = model.embedding.shape
+    return Layout(
+        {**names, "readout/kernel": "lm_head.weight"},
+        kernel=kernel,
+        special={
+            "embedding": ((vocab, n), (0, 1)),
+            "position": ((model.context, n), (0, 1)),
+            "readout/kernel": ((vocab, n), (1, 0)),
+        },
+        prefix=prefix if model.head else "",
+    )
+
+
+def unused_heads(model: Decoder, layout: str) -> re.Pattern[str]:
+    """Keys of heads, of a model that has none."""
+    heads = r"(?!)" if model.head else r"^(lm_head|score|classifier|qa_outputs)\."
+    return re.compile(heads)
+
+
+def decoder_factor(model: Decoder, path: str) -> float:
+    """The product of the multipliers outside of a parameter's own layer.
 
     Raises:
-      ValueError: the model is unknown.
-
-    Examples:
-      >>> from mupax import zoo
-      >>> zoo.reads_tokens("llama"), zoo.reads_tokens("vit")
-      (True, False)
+      ValueError: the logits of a tied readout have a factor, and no norm takes it.
     """
-    return issubclass(options_of(name)[0], Decoder)
+    if model.readout is None and model.head:
+        after = model.tied_multiplier * model.plan.output
+        if model.norm is None and after != 1:
+            raise ValueError(
+                f"the logits of this tied readout are multiplied by {after:g}, which "
+                "without layer_norm no network of transformers has; such a model can "
+                "only be saved by zoo.save"
+            )
+        if path.startswith("norm/"):
+            return after
+    return branch_factor(model, path)

@@ -3,20 +3,19 @@
 import dataclasses
 import functools
 import math
+from collections import Counter
 from typing import Any, Literal, NamedTuple
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import ResidualOptions
-from ..layers.basic import Dense, activation, stack
-from ..layers.conv import DEPTHWISE, BatchNorm, Conv
+from ..layers.basic import Dense, activation
+from ..layers.conv import DEPTHWISE, BatchNorm, Conv, fan_out_conv
 from ..layers.squeeze import GATES, SqueezeExcite
-from ..layers.stages import Stage, Staged
+from ..layers.stages import ConvBlock, ImageOptions, Stage, Staged, last_norm_factor
 from ..plan import Plan
-from ..registry import register
-from ..weights.conv_sources import TORCH, conv_sources
-from ..weights.sources import Leaf, Source
+from ..registry import Record, register
+from ..weights.sources import Layout
 
 Kind = Literal["separable", "inverted", "fused", "plain", "plain_residual"]
 _KINDS = ("separable", "inverted", "fused", "plain", "plain_residual")
@@ -81,75 +80,6 @@ def _sizes(row: Row, before: int, inside_squeeze: bool) -> _Sizes:
     return _Sizes(before, inside, row.channels, squeezed)
 
 
-class MBBlock(nnx.Module):
-    """x + a M^-α · branch(x), or branch(x) if its shape differs from that of x.
-
-    The branch is a chain of convolutions, each with batch normalization. The
-    nonlinearity follows all of them but the last; squeeze-and-excitation is before the
-    last.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        options: "EfficientNetOptions",
-        row: Row,
-        names: "_Names",
-        *,
-        stride: int,
-        residual: bool,
-        rngs: nnx.Rngs,
-    ):
-        self.residual = residual
-        self.branch = plan.branch
-        self.kind = row.kind
-        nonlinearity = row.nonlinearity or options.nonlinearity
-        self.activation = activation(nonlinearity)
-        before, inside, after = names.before, names.inside, names.after
-        k = row.kernel
-        # (size, input axis, output axis, stride)
-        chain = {
-            "inverted": [
-                (1, before, inside, 1),
-                (k, DEPTHWISE, inside, stride),
-                (1, inside, after, 1),
-            ],
-            "separable": [(k, DEPTHWISE, before, stride), (1, before, after, 1)],
-            "fused": [(k, before, inside, stride), (1, inside, after, 1)],
-        }.get(row.kind, [(k, before, after, stride)])
-        self.convs = nnx.List(
-            _conv(plan, options, size, (i, o), stride=s, in_branch=residual, rngs=rngs)
-            for size, i, o, s in chain
-        )
-        self.norms = nnx.List(
-            BatchNorm(plan, o, in_branch=residual, epsilon=options.norm_eps)
-            for _, _, o, _ in chain
-        )
-        self.se = (
-            SqueezeExcite(
-                plan,
-                before if row.kind == "separable" else inside,
-                names.squeezed,
-                nonlinearity=options.squeeze_nonlinearity or nonlinearity,
-                gate=options.gate,
-                in_branch=residual,
-                rngs=rngs,
-            )
-            if names.squeezed
-            else None
-        )
-
-    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
-        h, last = x, len(self.convs) - 1
-        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            if i == last and self.se is not None:
-                h = self.se(h)
-            h = norm(conv(h))
-            if i < last or self.kind in ("plain", "plain_residual"):
-                h = self.activation(h)
-        return x + self.branch * h if self.residual else h
-
-
 # Axes inside the first block of a row, whose input differs, and inside the rest.
 _FIRST, _REST = ("mid", "squeeze"), ("inner", "narrow")
 
@@ -163,12 +93,68 @@ class _Names(NamedTuple):
     squeezed: str
 
 
+def _block(
+    plan: Plan,
+    options: "EfficientNetOptions",
+    row: Row,
+    names: _Names,
+    *,
+    stride: int,
+    residual: bool,
+    rngs: nnx.Rngs,
+) -> ConvBlock:
+    """A block of a row, without the sum if its shape differs from that of its input.
+
+    Squeeze-and-excitation is before the last convolution. The nonlinearity follows all
+    of them but the last.
+    """
+    nonlinearity = row.nonlinearity or options.nonlinearity
+    before, inside, after, k = names.before, names.inside, names.after, row.kernel
+    # (size, input axis, output axis, stride)
+    chain = {
+        "inverted": [
+            (1, before, inside, 1),
+            (k, DEPTHWISE, inside, stride),
+            (1, inside, after, 1),
+        ],
+        "separable": [(k, DEPTHWISE, before, stride), (1, before, after, 1)],
+        "fused": [(k, before, inside, stride), (1, inside, after, 1)],
+    }.get(row.kind, [(k, before, after, stride)])
+    convs = [
+        _conv(plan, options, size, (i, o), stride=s, in_branch=residual, rngs=rngs)
+        for size, i, o, s in chain
+    ]
+    norms = [
+        BatchNorm(plan, o, in_branch=residual, epsilon=options.norm_eps)
+        for _, _, o, _ in chain
+    ]
+    se = None
+    if names.squeezed:
+        se = SqueezeExcite(
+            plan,
+            before if row.kind == "separable" else inside,
+            names.squeezed,
+            nonlinearity=options.squeeze_nonlinearity or nonlinearity,
+            gate=options.gate,
+            in_branch=residual,
+            rngs=rngs,
+        )
+    return ConvBlock(
+        convs,
+        norms,
+        branch=plan.branch,
+        nonlinearity=nonlinearity,
+        after="branch" if row.kind.startswith("plain") else "",
+        se=se,
+        se_before=len(chain) - 1,
+        residual=residual,
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EfficientNetOptions(ResidualOptions):
+class EfficientNetOptions(ImageOptions):
     """Options of `EfficientNet`; see there."""
 
-    input_shape: tuple[int, ...] = (224, 224, 3)
-    out_features: int = 1000
     rows: tuple[tuple[Any, ...], ...]
     rows_width: int = 32
     head: int = 1280
@@ -197,14 +183,6 @@ class EfficientNet(Staged, options=EfficientNetOptions):
     Args:
       width: channels of the stem.
       depth: factor on the number of blocks of each row.
-      base_width: the width that you tuned; None for `width`.
-      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns; "completep" by
-        default.
-      branch_multiplier: a, the factor of each residual branch at the base depth.
-      input_shape: (height, width, channels) of an image. Images of any size are
-        accepted.
-      out_features: number of classes.
       rows: the blocks of the network; each row has the fields of
         `zoo.families.efficientnet.Row`, in this order. Rows of the same `stage` are one
         stage.
@@ -223,11 +201,6 @@ class EfficientNet(Staged, options=EfficientNetOptions):
       padding: "half" on every side, as in torch, or "same", as in TensorFlow. They
         differ at stride 2.
       norm_eps: constant added to the variance in batch normalization.
-      remat: recompute blocks in the backward pass.
-      dtype: data type of the computation; statistics of normalizations, and logits,
-        are at least float32.
-      param_dtype: data type of the parameters.
-      rngs: random state.
 
     Raises:
       ValueError: a size is not a positive whole number, or a name is unknown.
@@ -315,7 +288,7 @@ class EfficientNet(Staged, options=EfficientNetOptions):
         sizes: list[_Sizes],
         rngs: nnx.Rngs,
     ) -> Stage:
-        def build(which: int, rngs: nnx.Rngs) -> MBBlock:
+        def build(which: int, rngs: nnx.Rngs) -> ConvBlock:
             size, (inside, squeezed) = sizes[which], (_FIRST, _REST)[which]
             stride = 1 if which else row.stride
             names = _Names(
@@ -325,39 +298,23 @@ class EfficientNet(Staged, options=EfficientNetOptions):
                 f"{squeezed}{i}" if size.squeezed else "",
             )
             residual = row.kind != "plain" and stride == 1
-            residual = residual and size.before == size.after
-            return MBBlock(
+            return _block(
                 self.plan,
                 options,
                 row,
                 names,
                 stride=stride,
-                residual=residual,
+                residual=residual and size.before == size.after,
                 rngs=rngs,
             )
 
-        first = build(0, rngs)
-        more = options.depth * row.blocks - 1
-        rest = (
-            stack(
-                functools.partial(build, 1),
-                more,
-                rngs,
-                base_depth=options.tuned_depth * row.blocks - 1,
-            )
-            if more
-            else None
-        )
-        return Stage(first, rest, remat=options.remat)
+        return Stage.of(build, row.blocks, options, rngs)
 
     def _ends(self) -> list[int]:
         return sorted({row.stage: i for i, row in enumerate(self.rows)}.values())
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch n"]:
         """Features before the readout: the output of the last convolution, pooled.
-
-        Args:
-          x: images, as in a call.
 
         Returns:
           Features of shape (batch, channels of the last convolution).
@@ -380,10 +337,6 @@ def _checked(options: EfficientNetOptions) -> tuple[Row, ...]:
     Raises:
       ValueError: an option or a field of a row is out of range; the message names it.
     """
-    if len(options.input_shape) != 3:
-        raise ValueError(
-            f"input_shape={options.input_shape} must be (height, width, channels)"
-        )
     for option, value, known in (
         ("gate", options.gate, tuple(GATES)),
         ("padding", options.padding, ("half", "same")),
@@ -441,23 +394,11 @@ def _conv(
     options: EfficientNetOptions,
     size: int,
     names: tuple[str, str],
-    *,
-    stride: int = 1,
-    in_branch: bool = False,
-    rngs: nnx.Rngs,
+    **more: Any,
 ) -> Conv:
-    # Variance 2/fan_out at the base; of a depthwise one, 2/size².
-    before, after = (plan[name].base for name in names)
-    gain = 2**0.5 if names[0] == DEPTHWISE else (2 * before / after) ** 0.5
-    return Conv(
-        plan,
-        size,
-        names,
-        stride=stride,
-        padding=options.padding,
-        in_branch=in_branch,
-        gain=gain,
-        rngs=rngs,
+    is_depthwise = names[0] == DEPTHWISE
+    return fan_out_conv(
+        plan, size, names, per_group=is_depthwise, padding=options.padding, **more
     )
 
 
@@ -511,29 +452,16 @@ _V3_LARGE = (
     (5, "inverted", 3, 5, 2, 6, 160, 0.25),
     (6, "plain", 1, 1, 1, 1, 960),
 )
-# MobileNetV3 without squeeze-and-excitation, 5x5 kernels and hard_swish.
-_V3_SMALL_MINIMAL = (
-    (0, "separable", 1, 3, 2, 1, 16),
-    (1, "inverted", 1, 3, 2, 4.5, 24),
-    (1, "inverted", 1, 3, 1, 3.67, 24),
-    (2, "inverted", 1, 3, 2, 4, 40),
-    (2, "inverted", 2, 3, 1, 6, 40),
-    (3, "inverted", 2, 3, 1, 3, 48),
-    (4, "inverted", 3, 3, 2, 6, 96),
-    (5, "plain", 1, 1, 1, 1, 576),
-)
-_V3_LARGE_MINIMAL = (
-    (0, "separable", 1, 3, 1, 1, 16),
-    (1, "inverted", 1, 3, 2, 4, 24),
-    (1, "inverted", 1, 3, 1, 3, 24),
-    (2, "inverted", 3, 3, 2, 3, 40),
-    (3, "inverted", 1, 3, 2, 6, 80),
-    (3, "inverted", 1, 3, 1, 2.5, 80),
-    (3, "inverted", 2, 3, 1, 2.3, 80),
-    (4, "inverted", 2, 3, 1, 6, 112),
-    (5, "inverted", 3, 3, 2, 6, 160),
-    (6, "plain", 1, 1, 1, 1, 960),
-)
+
+
+def _minimal(rows: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Rows of MobileNetV3 with 3x3 kernels, without squeeze-and-excitation."""
+    return tuple(
+        (stage, kind, n, min(kernel, 3), *row)
+        for stage, kind, n, kernel, *row in (row[:7] for row in rows)
+    )
+
+
 _V2_MOBILE = (
     (0, "separable", 1, 3, 1, 1, 16),
     (1, "inverted", 2, 3, 2, 6, 24),
@@ -651,8 +579,12 @@ def _variants() -> dict[str, dict[str, Any]]:
     }
     minimal = {"head_pooled": True, "nonlinearity": "relu"}
     v3_minimal = {
-        "mobilenetv3_small_minimal_100": _fixed(_V3_SMALL_MINIMAL, 16, 1024, **minimal),
-        "mobilenetv3_large_minimal_100": _fixed(_V3_LARGE_MINIMAL, 16, 1280, **minimal),
+        "mobilenetv3_small_minimal_100": _fixed(
+            _minimal(_V3_SMALL), 16, 1024, **minimal
+        ),
+        "mobilenetv3_large_minimal_100": _fixed(
+            _minimal(_V3_LARGE), 16, 1280, **minimal
+        ),
     }
     variants |= lite | v2 | v3
     tensorflow = {f"tf_{n}": {**o, **TF} for n, o in (variants | v3_minimal).items()}
@@ -666,14 +598,11 @@ NAMES = (
     *("efficientnetv2_s", "tf_efficientnet_b0", "tf_efficientnetv2_s"),
     *("mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv3_large_100"),
 )
-for _name in NAMES:
-    register(_name, **VARIANTS[_name])(EfficientNet)
 
 
-# --- Names of variables elsewhere ---
+# --- Files of timm ---
 
-LAYOUTS = ("timm",)
-_MODULES = {
+_CONVS = {
     "inverted": ("conv_pw", "conv_dw", "conv_pwl"),
     "separable": ("conv_dw", "conv_pw"),
     "fused": ("conv_exp", "conv_pwl"),
@@ -682,64 +611,34 @@ _MODULES = {
 }
 
 
-def efficientnet_names(model: EfficientNet) -> dict[Leaf, Source]:
-    """Map each variable of an EfficientNet or MobileNet to its array in timm.
-
-    Args:
-      model: the model, possibly abstract (from `nnx.eval_shape`).
-
-    Returns:
-      {(path, layer): `Source`}; the layer is None for variables that are not stacked.
-
-    Examples:
-      >>> from flax import nnx
-      >>> from mupax import zoo
-      >>> model = nnx.eval_shape(
-      ...     lambda: zoo.create("efficientnet_b0", rngs=nnx.Rngs(0)))
-      >>> source = efficientnet_names(model)["stages/5/rest/convs/1/kernel", 2]
-      >>> source.key, source.shape
-      ('blocks.5.3.conv_dw.weight', (1152, 1, 5, 5))
-    """
-    firsts, counts = [], dict.fromkeys((row.stage for row in model.rows), 0)
-    for row in model.rows:
-        firsts.append(counts[row.stage])
+def _layout(model: EfficientNet, name: str) -> Layout:
+    modules = {
+        "conv": "conv_stem.",
+        "norm": "bn1.",
+        **{"top_conv": "conv_head.", "top": "conv_head.", "top_norm": "bn2."},
+        "readout": "classifier.",
+    }
+    counts: Counter[int] = Counter()  # of the blocks of a stage
+    for i, row in enumerate(model.rows):
+        ours = f"stages/{i}/*"
+        start = f"blocks.{row.stage}.{{{counts[row.stage]}}}."
+        for j, conv in enumerate(_CONVS[row.kind]):
+            modules[f"{ours}/convs/{j}"] = f"{start}{conv}."
+            modules[f"{ours}/norms/{j}"] = f"{start}bn{j + 1}."
+        modules[f"{ours}/se/squeeze"] = f"{start}se.conv_reduce."
+        modules[f"{ours}/se/excite"] = f"{start}se.conv_expand."
         counts[row.stage] += model.depth * row.blocks
-    return conv_sources(
-        model,
-        functools.partial(_timm_key, model, tuple(firsts)),
-        pointwise=lambda parts: "se" in parts or parts[0] == "top",
+    return Layout(modules, pointwise=r"/se/|^top/")
+
+
+register(
+    Record(
+        model=EfficientNet,
+        sizes={name: VARIANTS[name] for name in NAMES},
+        base="efficientnet_b0",
+        timm=VARIANTS,
+        layouts=lambda model: ("timm",),
+        layout=_layout,
+        factor=last_norm_factor,
     )
-
-
-def _timm_key(
-    model: EfficientNet,
-    firsts: tuple[int, ...],
-    parts: tuple[str, ...],
-    layer: int | None,
-) -> str:
-    *module, leaf = parts
-    name = TORCH[leaf]
-    match module:
-        case ("conv",):
-            return f"conv_stem.{name}"
-        case ("norm",):
-            return f"bn1.{name}"
-        case ("top_conv",) | ("top",):
-            return f"conv_head.{name}"
-        case ("top_norm",):
-            return f"bn2.{name}"
-        case ("readout",):
-            return f"classifier.{name}"
-        case ("stages", number, _, *where):
-            row = model.rows[int(number)]
-            block = firsts[int(number)] + (0 if layer is None else layer + 1)
-            start = f"blocks.{row.stage}.{block}"
-            match where:
-                case ("convs", i):
-                    return f"{start}.{_MODULES[row.kind][int(i)]}.{name}"
-                case ("norms", i):
-                    return f"{start}.bn{int(i) + 1}.{name}"
-                case ("se", kind):
-                    which = {"squeeze": "reduce", "excite": "expand"}[kind]
-                    return f"{start}.se.conv_{which}.{name}"
-    raise ValueError(f"timm has no name for {'/'.join(parts)!r}")
+)

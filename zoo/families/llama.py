@@ -1,8 +1,8 @@
 """The Llama family: RMSNorm, rotary positions, gated MLPs, grouped-query attention."""
 
 import dataclasses
-import types
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 from flax import nnx
@@ -12,9 +12,17 @@ from ..layers.attention import TransformerBlock, head_axes
 from ..layers.experts import Dispatch, Routing, balance_loss, shares
 from ..layers.rotary import Rotary
 from ..plan import Axis, times_width
-from ..registry import register
-from ..weights.sources import TORCH_LEAVES, Layout, Leaf, Source
-from .decoder import Decoder, DecoderOptions, decoder_names
+from ..registry import Record, register
+from ..weights.configs import Config, positive, whole
+from ..weights.sources import Layout
+from .decoder import (
+    Decoder,
+    DecoderOptions,
+    decoder_factor,
+    decoder_layout,
+    readout_options,
+    unused_heads,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,29 +92,13 @@ class LlamaOptions(DecoderOptions):
         return {**axes, "kv_heads": grouped}
 
 
-@register("llama")
 class Llama(Decoder, options=LlamaOptions):
     """A decoder with RMSNorm, rotary positions, gated MLPs and grouped queries.
 
     Args:
-      width: n, of the residual stream.
       depth: L, the number of blocks, of two residual branches each.
-      base_width: the width that you tuned; None for `width`.
-      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns; "completep" by
-        default.
-      branch_multiplier: a, the factor of each residual branch at the base depth.
-      vocab_size: number of tokens.
-      context: maximum length of a sequence.
-      tied: use the token embedding as the readout. The logits are multiplied by 1/m
-        (under SP, by 1).
-      head: whether the model computes logits; False: only features, as transformers'
-        base models, e.g. `LlamaModel`.
-      eos: token or tokens that end a text, where `zoo.generate` stops; None for none.
       heads: number of query heads, constant over widths: the size of a head grows. Pass
         this or `head_dim`.
-      head_dim: size of a head, constant over widths: the number of heads grows. 64 if
-        neither `heads` nor `head_dim` is given.
       attention_ratio: width of all query heads together, as a multiple of `width`.
       queries_per_key: number of query heads that share one head of keys and values,
         constant over widths. 1 is plain attention.
@@ -130,17 +122,6 @@ class Llama(Decoder, options=LlamaOptions):
       dispatch: "dense" computes every expert for every token and works on any mesh;
         "sorted" computes only the chosen experts, on one device or over "data".
       zero_queries: initialize queries with zeros; not with `qk_norm`.
-      zero_readout: initialize the readout with zeros; not if it is tied.
-      zero_init: initialize the last kernel of each branch with zeros.
-      dropout: probability of dropout after embeddings, inside the MLP and of branches.
-      drop_path: probability of dropping the branches of the last block; it increases
-        linearly from zero at the first block.
-      remat: recompute blocks in the backward pass.
-      attention: "auto", "xla" or "cudnn"; see `BlockOptions`.
-      dtype: data type of the computation; norms, softmax and logits are at least
-        float32.
-      param_dtype: data type of the parameters.
-      rngs: random state.
 
     Raises:
       ValueError: a size is not a positive whole number, heads do not divide a width, a
@@ -216,135 +197,179 @@ class Llama(Decoder, options=LlamaOptions):
 
 
 LLAMA_3 = (32.0, 1.0, 4.0, 8192.0)
-SIZES: Mapping[str, Mapping[str, object]] = types.MappingProxyType(
-    {
-        "smollm2_135m": {
-            "width": 576,
-            "depth": 30,
-            "head_dim": 64,
-            "queries_per_key": 3,
-            "mlp_ratio": 1536 / 576,
-            "vocab_size": 49152,
-            "context": 8192,
-            "rope_theta": 100000.0,
-        },
-        "smollm2_360m": {
-            "width": 960,
-            "depth": 32,
-            "head_dim": 64,
-            "queries_per_key": 3,
-            "mlp_ratio": 2560 / 960,
-            "vocab_size": 49152,
-            "context": 8192,
-            "rope_theta": 100000.0,
-        },
-        "qwen3_0_6b": {
-            "width": 1024,
-            "depth": 28,
-            "head_dim": 128,
-            "attention_ratio": 2.0,
-            "queries_per_key": 2,
-            "mlp_ratio": 3.0,
-            "vocab_size": 151936,
-            "context": 40960,
-            "rope_theta": 1000000.0,
-            "norm_eps": 1e-6,
-            "qk_norm": True,
-        },
-        "llama3_2_1b": {
-            "width": 2048,
-            "depth": 16,
-            "head_dim": 64,
-            "queries_per_key": 4,
-            "mlp_ratio": 4.0,
-            "vocab_size": 128256,
-            "context": 131072,
-            "rope_theta": 500000.0,
-            "rope_scaling": LLAMA_3,
-        },
-        "llama3_2_3b": {
-            "width": 3072,
-            "depth": 28,
-            "head_dim": 128,
-            "queries_per_key": 3,
-            "mlp_ratio": 8192 / 3072,
-            "vocab_size": 128256,
-            "context": 131072,
-            "rope_theta": 500000.0,
-            "rope_scaling": LLAMA_3,
-        },
-    }
-)
-for _name, _options in SIZES.items():
-    register(_name, **_options)(Llama)
-
-LAYOUT = Layout(
-    {
-        "embedding": "embed_tokens.weight",
-        "blocks/attention_norm": "layers.{}.input_layernorm.",
-        "blocks/attention/query": "layers.{}.self_attn.q_proj.",
-        "blocks/attention/key": "layers.{}.self_attn.k_proj.",
-        "blocks/attention/value": "layers.{}.self_attn.v_proj.",
-        "blocks/attention/query_norm": "layers.{}.self_attn.q_norm.",
-        "blocks/attention/key_norm": "layers.{}.self_attn.k_norm.",
-        "blocks/attention/out": "layers.{}.self_attn.o_proj.",
-        "blocks/mlp_norm": "layers.{}.post_attention_layernorm.",
-        "blocks/mlp/gate": "layers.{}.mlp.gate_proj.",
-        "blocks/mlp/up": "layers.{}.mlp.up_proj.",
-        "blocks/mlp/down": "layers.{}.mlp.down_proj.",
-        "norm": "norm.",
+_SMOLLM2 = {
+    **{"head_dim": 64, "queries_per_key": 3, "vocab_size": 49152, "context": 8192},
+    "rope_theta": 100000.0,
+}
+_LLAMA3_2 = {
+    **{"vocab_size": 128256, "context": 131072, "rope_theta": 500000.0},
+    "rope_scaling": LLAMA_3,
+}
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "smollm2_135m": {"width": 576, "depth": 30, "mlp_ratio": 1536 / 576, **_SMOLLM2},
+    "smollm2_360m": {"width": 960, "depth": 32, "mlp_ratio": 2560 / 960, **_SMOLLM2},
+    "qwen3_0_6b": {
+        **{"width": 1024, "depth": 28, "head_dim": 128, "attention_ratio": 2.0},
+        **{"queries_per_key": 2, "mlp_ratio": 3.0, "vocab_size": 151936},
+        **{"context": 40960, "rope_theta": 1000000.0, "norm_eps": 1e-6},
+        "qk_norm": True,
     },
-    TORCH_LEAVES,
-    "out_in",
-)
+    "llama3_2_1b": {
+        **{"width": 2048, "depth": 16, "head_dim": 64, "queries_per_key": 4},
+        **_LLAMA3_2,
+    },
+    "llama3_2_3b": {
+        **{"width": 3072, "depth": 28, "head_dim": 128, "queries_per_key": 3},
+        **{"mlp_ratio": 8192 / 3072, **_LLAMA3_2},
+    },
+}
+
+# Options of each type, with the only value that is supported here.
+_FIXED: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"attention_bias": False, "mlp_bias": False},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {"attention_bias": False, "use_sliding_window": False},
+    "mixtral": {"sliding_window": None, "router_jitter_noise": 0.0},
+    "qwen3_moe": {
+        **{"attention_bias": False, "use_sliding_window": False},
+        **{"decoder_sparse_step": 1, "mlp_only_layers": []},
+    },
+}
 
 
-_EXPERTS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
-    {
-        "mixtral": {
-            "blocks/mlp/router": "layers.{}.block_sparse_moe.gate.",
-            "blocks/mlp/gate": "layers.{}.block_sparse_moe.experts.{}.w1.",
-            "blocks/mlp/up": "layers.{}.block_sparse_moe.experts.{}.w3.",
-            "blocks/mlp/down": "layers.{}.block_sparse_moe.experts.{}.w2.",
-        },
-        "qwen3_moe": {
-            "blocks/mlp/router": "layers.{}.mlp.gate.",
-            "blocks/mlp/gate": "layers.{}.mlp.experts.{}.gate_proj.",
-            "blocks/mlp/up": "layers.{}.mlp.experts.{}.up_proj.",
-            "blocks/mlp/down": "layers.{}.mlp.experts.{}.down_proj.",
-        },
+def _from_transformers(config: Config) -> dict[str, Any]:
+    kind = config.kind
+    config.only(**_FIXED[kind])
+    width, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+    inner = "moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size"
+    full = config.over({"num_key_value_heads": heads, "head_dim": width // heads})
+    key_heads, head_dim = full.whole("num_key_value_heads"), full.whole("head_dim")
+    if heads % key_heads:
+        raise ValueError(
+            f"the config.json of {config.where} says num_attention_heads={heads} and "
+            f"num_key_value_heads={key_heads}, which must divide it"
+        )
+    theta, scaling = _rope(config)
+    return {
+        "width": width,
+        "depth": config.whole("num_hidden_layers"),
+        "head_dim": head_dim,
+        "attention_ratio": heads * head_dim / width,
+        "queries_per_key": heads // key_heads,
+        "mlp_ratio": config.whole(inner) / width,
+        "vocab_size": config.whole("vocab_size"),
+        "context": config.whole("max_position_embeddings"),
+        **readout_options(config, tied=False),
+        "qkv_bias": kind == "qwen2",
+        "qk_norm": kind in ("qwen3", "qwen3_moe"),
+        "norm_eps": config.number("rms_norm_eps", 1e-6),
+        "nonlinearity": config.activation("hidden_act", "silu"),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        **(_from_experts(config) if kind in ("mixtral", "qwen3_moe") else {}),
     }
-)
 
 
-def llama_names(
-    model: Llama, *, prefix: str = "model.", mixtral: bool | None = None
-) -> dict[Leaf, Source]:
-    """Map each parameter to its array in transformers' Llama, Qwen and Mixtral.
+def _from_experts(config: Config) -> dict[str, Any]:
+    """The options of a mixture of experts."""
+    # Qwen's own files say num_experts; files of newer transformers, as Mixtral's, say
+    # num_local_experts.
+    count = config.get("num_experts", config.get("num_local_experts"))
+    normalizes = bool(config.get("norm_topk_prob", False))
+    return {
+        "experts": whole(count, "num_experts", config.where),
+        "experts_per_token": config.whole("num_experts_per_tok"),
+        "normalize_gates": config.kind == "mixtral" or normalizes,
+    }
 
-    Args:
-      model: the model, possibly abstract (from `nnx.eval_shape`).
-      prefix: of every key except the readout's; `LlamaForCausalLM` has "model.", files
-        of `LlamaModel` have none.
-      mixtral: whether experts have Mixtral's names rather than Qwen3-MoE's; None
-        decides by QK-norm, which only Qwen3-MoE has.
 
-    Returns:
-      {(path, layer): `Source`}; the layer is None for parameters that are not stacked.
-      For weights of experts {(path, (layer, expert)): `Source`}.
+def _rope(config: Config) -> tuple[float, tuple[float, float, float, float] | None]:
+    """Base and scaling of the rotary frequencies, from new or old configs."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = given.get("rope_theta", config.get("rope_theta", 10000.0))
+    theta = positive(theta, "rope_theta", config.where)
+    how = given.get("rope_type", given.get("type", "default"))
+    if how == "default":
+        return theta, None
+    if how != "llama3":
+        raise config.refusal(
+            f"rotary positions of type {how!r}", "'default' and 'llama3'"
+        )
+    names = (
+        *("factor", "low_freq_factor", "high_freq_factor"),
+        "original_max_position_embeddings",
+    )
+    factor, low, high, context = (positive(given[n], n, config.where) for n in names)
+    return theta, (factor, low, high, context)
 
-    Examples:
-      >>> from flax import nnx
-      >>> from mupax import zoo
-      >>> model = zoo.create("llama", width=24, depth=2, heads=4, queries_per_key=2,
-      ...                    rngs=nnx.Rngs(0))
-      >>> source = llama_names(model)["blocks/attention/key/kernel", 0]
-      >>> source.key, source.shape, source.leaf
-      ('model.layers.0.self_attn.k_proj.weight', (12, 24), (24, 2, 6))
-    """
-    layout = LAYOUT
+
+_NAMES = {
+    "embedding": "embed_tokens.weight",
+    "blocks/*/attention_norm": "layers.{}.input_layernorm.",
+    "blocks/*/attention/query": "layers.{}.self_attn.q_proj.",
+    "blocks/*/attention/key": "layers.{}.self_attn.k_proj.",
+    "blocks/*/attention/value": "layers.{}.self_attn.v_proj.",
+    "blocks/*/attention/query_norm": "layers.{}.self_attn.q_norm.",
+    "blocks/*/attention/key_norm": "layers.{}.self_attn.k_norm.",
+    "blocks/*/attention/out": "layers.{}.self_attn.o_proj.",
+    "blocks/*/mlp_norm": "layers.{}.post_attention_layernorm.",
+    "blocks/*/mlp/gate": "layers.{}.mlp.gate_proj.",
+    "blocks/*/mlp/up": "layers.{}.mlp.up_proj.",
+    "blocks/*/mlp/down": "layers.{}.mlp.down_proj.",
+    "norm": "norm.",
+}
+_EXPERTS = {
+    "mixtral": {
+        "blocks/*/mlp/router": "layers.{}.block_sparse_moe.gate.",
+        "blocks/*/mlp/gate": "layers.{}.block_sparse_moe.experts.{}.w1.",
+        "blocks/*/mlp/up": "layers.{}.block_sparse_moe.experts.{}.w3.",
+        "blocks/*/mlp/down": "layers.{}.block_sparse_moe.experts.{}.w2.",
+    },
+    "qwen3_moe": {
+        "blocks/*/mlp/router": "layers.{}.mlp.gate.",
+        "blocks/*/mlp/gate": "layers.{}.mlp.experts.{}.gate_proj.",
+        "blocks/*/mlp/up": "layers.{}.mlp.experts.{}.up_proj.",
+        "blocks/*/mlp/down": "layers.{}.mlp.experts.{}.down_proj.",
+    },
+}
+
+
+def _layouts(model: Llama) -> tuple[str, ...]:
+    """The layouts; that of a model with experts is Mixtral's or Qwen3-MoE's."""
+    experts = tuple(_EXPERTS) if model.options.routing is not None else ()
+    return ("transformers", *experts)
+
+
+def _layout(model: Llama, name: str) -> Layout:
+    names: Mapping[str, str] = _NAMES
     if model.options.routing is not None:
-        as_mixtral = not model.options.qk_norm if mixtral is None else mixtral
-        names = _EXPERTS["mixtral" if as_mixtral else "qwen3_moe"]
-        layout = layout._replace(modules={**LAYOUT.modules, **names})
-    return decoder_names(model, layout, prefix)
+        if name == "transformers":  # only Qwen3-MoE has QK-norm
+            name = "qwen3_moe" if model.options.qk_norm else "mixtral"
+        names = {**names, **_EXPERTS[name]}
+    return decoder_layout(model, names, "model.", "out_in")
+
+
+def _detect(model: Llama, keys: Mapping[str, Any]) -> tuple[str, str]:
+    prefix = "" if any(key.startswith("layers.0.") for key in keys) else "model."
+    if model.options.routing is None:
+        return "transformers", prefix
+    mixtral = any("block_sparse_moe" in key for key in keys)
+    return ("mixtral" if mixtral else "qwen3_moe"), prefix
+
+
+register(
+    Record(
+        model=Llama,
+        sizes={"llama": {}, **SIZES},
+        transformers=dict.fromkeys(_FIXED, _from_transformers),
+        layouts=_layouts,
+        layout=_layout,
+        detect=_detect,
+        unused=unused_heads,
+        factor=decoder_factor,
+        reads_tokens=True,
+        unseen=", with its head_dim, rope_theta, rope_scaling, norm_eps and "
+        "experts_per_token, which no weights show; put the config.json beside the file "
+        "to have them read",
+    )
+)

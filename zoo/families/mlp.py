@@ -7,9 +7,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from ..family import Family, Options
-from ..layers.basic import Dense, activation, flattened, scan, single, stack
+from ..layers.basic import Dense, activation, flattened, scan, stack
 from ..plan import Plan
-from ..registry import register
+from ..registry import Record, register
 
 # Gains that keep the mean square of activations at one: E φ(gain·z)² = 1 for a normal
 # z. No gain does that for a bounded φ; theirs is 1/φ'(0), at which signals neither
@@ -58,7 +58,6 @@ class MLPOptions(Options):
         return "relu_mlp"
 
 
-@register("mlp")
 class MLP(Family, options=MLPOptions):
     """f(x) = V φ(z^L), z^{l+1} = W^{l+1} φ(z^l), z^1 = W^1 x.
 
@@ -75,12 +74,7 @@ class MLP(Family, options=MLPOptions):
     the base, times 1/m: the mean-field initialization of eq. 1.2.
 
     Args:
-      width: n, of every hidden layer.
       depth: L, the number of hidden layers.
-      base_width: the width that you tuned; None for `width`.
-      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns; "relu_mlp" by
-        default.
       input_shape: shape of one input, which is flattened.
       out_features: number of classes.
       nonlinearity: "relu", "abs", "gelu", "gelu_tanh", "tanh", "erf", or "identity" for
@@ -89,10 +83,6 @@ class MLP(Family, options=MLPOptions):
         identity, so that activations keep their size at any depth. `mlp.GAINS` has the
         other defaults.
       bias: add biases, which start at zero.
-      remat: recompute layers in the backward pass.
-      dtype: data type of the computation; logits are at least float32.
-      param_dtype: data type of the parameters.
-      rngs: random state.
 
     Raises:
       ValueError: a size is not a positive whole number, the gain is not positive, or a
@@ -148,13 +138,12 @@ class MLP(Family, options=MLPOptions):
         )
         self.readout = Dense(self.plan, ("embed", "classes"), bias=bias, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch out"]:
-        logits = self.readout(self.features(x)) * self.plan.output
-        return logits.astype(single(logits.dtype))
-
     def features(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch n"]:
         """What the readout sees: the output of the last layer, (batch, width)."""
         z = self.readin(flattened(x, self.input_shape))
         if self.layers is not None:
             z = scan(self.layers, z, remat=self.remat)
         return activation(self.nonlinearity)(z)
+
+
+register(Record(model=MLP, sizes={"mlp": {}}))

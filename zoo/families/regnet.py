@@ -1,7 +1,6 @@
 """RegNetX and RegNetY: bottlenecks of grouped convolutions, sizes by a rule."""
 
 import dataclasses
-import functools
 import math
 from collections import Counter
 from typing import NamedTuple
@@ -10,15 +9,20 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import ResidualOptions
-from ..layers.basic import Dense, stack
-from ..layers.conv import BatchNorm, Conv
+from ..layers.basic import Dense
+from ..layers.conv import BatchNorm, fan_out_conv
 from ..layers.squeeze import SqueezeExcite
-from ..layers.stages import Stage, Staged
+from ..layers.stages import (
+    ConvBlock,
+    ImageOptions,
+    Projection,
+    Stage,
+    Staged,
+    last_norm_factor,
+)
 from ..plan import Plan
-from ..registry import register
-from ..weights.conv_sources import TORCH, conv_sources
-from ..weights.sources import Leaf, Source
+from ..registry import Record, register
+from ..weights.sources import Layout
 
 
 class _Axes(NamedTuple):
@@ -36,87 +40,53 @@ class _Axes(NamedTuple):
 _SQUEEZED = ("squeeze", "narrow")
 
 
-class RegBlock(nnx.Module):
-    """relu(shortcut(x) + a M^-α · branch(x)); shortcut is x, or a projection of it.
+def _block(
+    plan: Plan, axes: _Axes, *, stride: int, zero_init: bool, rngs: nnx.Rngs
+) -> ConvBlock:
+    """A 1x1, a grouped 3x3, and a 1x1 convolution.
 
-    The branch is a 1x1, a grouped 3x3, and a 1x1 convolution, each with batch
-    normalization, and relu between them. Squeeze-and-excitation follows the second
-    relu, where ResNet has it at the end.
+    Squeeze-and-excitation follows the second relu, where ResNet has it at the end.
 
     Source: Radosavovic et al. 2020 (arXiv:2003.13678), Figure 4 and section 4.
     """
-
-    def __init__(
-        self,
-        plan: Plan,
-        axes: _Axes,
-        *,
-        stride: int,
-        zero_init: bool,
-        rngs: nnx.Rngs,
-    ):
-        self.branch = plan.branch
-        chain = (
-            (1, axes.before, axes.reduced, 1),
-            (3, axes.group, axes.mixed, stride),
-            (1, axes.mixed, axes.after, 1),
+    chain = (
+        (1, axes.before, axes.reduced, 1),
+        (3, axes.group, axes.mixed, stride),
+        (1, axes.mixed, axes.after, 1),
+    )
+    convs = [
+        fan_out_conv(
+            plan,
+            size,
+            (i, o),
+            stride=s,
+            per_group=i == axes.group,
+            in_branch=True,
+            rngs=rngs,
         )
-        self.convs = nnx.List(
-            _conv(plan, size, (i, o), stride=s, in_branch=True, rngs=rngs)
-            for size, i, o, s in chain
-        )
-        self.norms = nnx.List(
-            BatchNorm(
-                plan,
-                o,
-                in_branch=True,
-                init="zeros" if zero_init and o == axes.after else "ones",
-            )
-            for _, _, o, _ in chain
-        )
-        self.se = (
-            SqueezeExcite(plan, axes.mixed, axes.squeezed, in_branch=True, rngs=rngs)
-            if axes.squeezed
-            else None
-        )
-        ends = axes.before, axes.after
-        projects = stride != 1 or plan[ends[0]] != plan[ends[1]]
-        self.shortcut = (
-            _Projection(plan, ends, stride=stride, rngs=rngs) if projects else None
-        )
-
-    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
-        h = x
-        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            h = norm(conv(h))
-            if i < 2:
-                h = jax.nn.relu(h)
-            if i == 1 and self.se is not None:
-                h = self.se(h)
-        if self.shortcut is not None:
-            x = self.shortcut(x)
-        return jax.nn.relu(x + self.branch * h)
-
-
-class _Projection(nnx.Module):
-    """The shortcut of the first block of a stage: a 1x1 convolution and its norm."""
-
-    def __init__(
-        self, plan: Plan, names: tuple[str, str], *, stride: int, rngs: nnx.Rngs
-    ):
-        self.conv = _conv(plan, 1, names, stride=stride, rngs=rngs)
-        self.norm = BatchNorm(plan, names[1])
-
-    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
-        return self.norm(self.conv(x))
+        for size, i, o, s in chain
+    ]
+    starts = "zeros" if zero_init else "ones"
+    norms = [
+        BatchNorm(plan, o, in_branch=True, init=starts if o == axes.after else "ones")
+        for _, _, o, _ in chain
+    ]
+    ends = axes.before, axes.after
+    se = shortcut = None
+    if axes.squeezed:
+        se = SqueezeExcite(plan, axes.mixed, axes.squeezed, in_branch=True, rngs=rngs)
+    if stride != 1 or plan[ends[0]] != plan[ends[1]]:
+        conv = fan_out_conv(plan, 1, ends, stride=stride, rngs=rngs)
+        shortcut = Projection(conv, BatchNorm(plan, axes.after))
+    return ConvBlock(
+        convs, norms, branch=plan.branch, se=se, se_before=2, shortcut=shortcut
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RegNetOptions(ResidualOptions):
+class RegNetOptions(ImageOptions):
     """Options of `RegNet`; see there."""
 
-    input_shape: tuple[int, ...] = (224, 224, 3)
-    out_features: int = 1000
     rows: tuple[tuple[int, int], ...]
     rows_width: int = 32
     group_width: int
@@ -140,14 +110,6 @@ class RegNet(Staged, options=RegNetOptions):
     Args:
       width: channels of the stem.
       depth: how often the blocks of each stage are repeated.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or the result of `optim.parametrization`; "completep" by
-        default.
-      branch_multiplier: a.
-      input_shape: (height, width, channels) of an image. Only the channels count:
-        images of any size are taken.
-      out_features: number of classes.
       rows: (blocks at depth 1, channels) of each stage.
       rows_width: the width to which the channels in `rows` and `group_width` belong; at
         other widths they are in proportion.
@@ -156,11 +118,6 @@ class RegNet(Staged, options=RegNetOptions):
       squeeze: channels of squeeze-and-excitation over those that enter the block,
         rounded: 1/4 for RegNetY, 0 for none.
       zero_init: the last normalization of each branch starts at zero, timm's default.
-      remat: recompute blocks in the backward pass.
-      dtype: of the computation; statistics of normalizations, and logits, are at
-        least float32.
-      param_dtype: of the parameters.
-      rngs: random state.
 
     Raises:
       ValueError: a size that is not a positive whole number, or groups that do not
@@ -208,7 +165,7 @@ class RegNet(Staged, options=RegNetOptions):
         )
         self.channels = options.input_shape[2]
         ends = ("channels", "embed")
-        self.conv = _conv(self.plan, 3, ends, stride=2, rngs=rngs)
+        self.conv = fan_out_conv(self.plan, 3, ends, stride=2, rngs=rngs)
         self.norm = BatchNorm(self.plan, "embed")
         self.stages = nnx.List(
             self._stage(options, i, rngs) for i in range(1, len(options.rows) + 1)
@@ -224,7 +181,7 @@ class RegNet(Staged, options=RegNetOptions):
         )
 
     def _stage(self, options: RegNetOptions, i: int, rngs: nnx.Rngs) -> Stage:
-        def build(which: int, rngs: nnx.Rngs) -> RegBlock:
+        def build(which: int, rngs: nnx.Rngs) -> ConvBlock:
             before = f"stage{i}" if which else f"stage{i - 1}"
             axes = _Axes(
                 "embed" if before == "stage0" else before,
@@ -235,35 +192,12 @@ class RegNet(Staged, options=RegNetOptions):
                 f"{_SQUEEZED[which]}{i}" if options.squeeze else "",
             )
             stride, zero = (1 if which else 2), options.zero_init
-            return RegBlock(self.plan, axes, stride=stride, zero_init=zero, rngs=rngs)
+            return _block(self.plan, axes, stride=stride, zero_init=zero, rngs=rngs)
 
-        first, count = build(0, rngs), options.rows[i - 1][0]
-        more = options.depth * count - 1
-        rest = (
-            stack(
-                functools.partial(build, 1),
-                more,
-                rngs,
-                base_depth=options.tuned_depth * count - 1,
-            )
-            if more
-            else None
-        )
-        return Stage(first, rest, remat=options.remat)
+        return Stage.of(build, options.rows[i - 1][0], options, rngs)
 
     def _enter(self, x: Float[Array, "b h w c"]) -> Float[Array, "b h2 w2 n"]:
         return jax.nn.relu(self.norm(self.conv(x)))
-
-    def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch n"]:
-        """What the readout sees: the mean over pixels of the last stage.
-
-        Args:
-          x: images, as in a call.
-
-        Returns:
-          Features of shape (batch, channels of the last stage).
-        """
-        return self._maps(x)[-1].mean(axis=(1, 2))
 
 
 def _check(options: RegNetOptions) -> None:
@@ -272,10 +206,6 @@ def _check(options: RegNetOptions) -> None:
     Raises:
       ValueError: names the option.
     """
-    if len(options.input_shape) != 3:
-        raise ValueError(
-            f"input_shape={options.input_shape} must be (height, width, channels)"
-        )
     for option in ("rows_width", "group_width"):
         if getattr(options, option) < 1:
             raise ValueError(f"{option}={getattr(options, option)} must be positive")
@@ -294,25 +224,6 @@ def _check(options: RegNetOptions) -> None:
                 f"group_width={options.group_width} does not divide the {row[1]} "
                 f"channels of row {row!r}; choose channels that it divides"
             )
-
-
-def _conv(
-    plan: Plan,
-    size: int,
-    names: tuple[str, str],
-    *,
-    stride: int = 1,
-    in_branch: bool = False,
-    rngs: nnx.Rngs,
-) -> Conv:
-    # As timm draws them: variance 2/fan_out at the base, where the fan-out is that of
-    # one group, which is its fan-in.
-    grouped = names[0].startswith("group")
-    ratio = 1.0 if grouped else plan[names[0]].base / plan[names[1]].base
-    gain = (2 * ratio) ** 0.5
-    return Conv(
-        plan, size, names, stride=stride, in_branch=in_branch, gain=gain, rngs=rngs
-    )
 
 
 # --- Names of variants ---
@@ -420,48 +331,27 @@ NAMES = (
     *("regnetx_002", "regnetx_016", "regnetx_032", "regnety_002", "regnety_008"),
     *("regnety_016", "regnety_032", "regnety_160"),
 )
-for _name in NAMES:
-    register(_name, **VARIANTS[_name])(RegNet)
 
+_MODULES = {
+    "conv": "stem.conv.",
+    "norm": "stem.bn.",
+    "readout": "head.fc.",
+    "stages/*/*/convs/*": "s{1}.b{1}.conv{1}.conv.",
+    "stages/*/*/norms/*": "s{1}.b{1}.conv{1}.bn.",
+    "stages/*/*/se/squeeze": "s{1}.b{1}.se.fc1.",
+    "stages/*/*/se/excite": "s{1}.b{1}.se.fc2.",
+    "stages/*/*/shortcut/conv": "s{1}.b{1}.downsample.conv.",
+    "stages/*/*/shortcut/norm": "s{1}.b{1}.downsample.bn.",
+}
 
-# --- Names of variables elsewhere ---
-
-LAYOUTS = ("timm",)
-
-
-def regnet_names(model: RegNet) -> dict[Leaf, Source]:
-    """Map each variable of a RegNet to its array in timm.
-
-    Args:
-      model: the model, possibly abstract (from `nnx.eval_shape`).
-
-    Examples:
-      >>> from flax import nnx
-      >>> from mupax import zoo
-      >>> model = nnx.eval_shape(lambda: zoo.create("regnety_002", rngs=nnx.Rngs(0)))
-      >>> source = regnet_names(model)["stages/3/rest/convs/1/kernel", 2]
-      >>> source.key, source.shape
-      ('s4.b4.conv2.conv.weight', (368, 8, 3, 3))
-    """
-    return conv_sources(model, _timm_key, pointwise=lambda parts: "se" in parts)
-
-
-def _timm_key(parts: tuple[str, ...], layer: int | None) -> str:
-    *module, leaf = parts
-    name, kinds = TORCH[leaf], {"conv": "conv", "norm": "bn"}
-    match module:
-        case ("conv",) | ("norm",):
-            return f"stem.{kinds[module[0]]}.{name}"
-        case ("readout",):
-            return f"head.fc.{name}"
-        case ("stages", stage, _, *where):
-            block = f"s{int(stage) + 1}.b{1 if layer is None else layer + 2}"
-            match where:
-                case (("convs" | "norms") as chain, i):
-                    return f"{block}.conv{int(i) + 1}.{kinds[chain[:-1]]}.{name}"
-                case ("se", kind):
-                    number = ("squeeze", "excite").index(kind) + 1
-                    return f"{block}.se.fc{number}.{name}"
-                case ("shortcut", kind):
-                    return f"{block}.downsample.{kinds[kind]}.{name}"
-    raise ValueError(f"timm has no name for {'/'.join(parts)!r}")
+register(
+    Record(
+        model=RegNet,
+        sizes={name: VARIANTS[name] for name in NAMES},
+        base="regnety_002",
+        timm=VARIANTS,
+        layouts=lambda model: ("timm",),
+        layout=lambda model, name: Layout(_MODULES, pointwise="/se/"),
+        factor=last_norm_factor,
+    )
+)

@@ -15,12 +15,11 @@ from ..layers.basic import (
     flattened,
     mean_subtraction,
     scan,
-    single,
     stack,
     warn_of_drift,
 )
 from ..plan import Plan
-from ..registry import register
+from ..registry import Record, register
 
 
 class Block(nnx.Module):
@@ -100,18 +99,10 @@ class ResMLPOptions(ResidualOptions):
         return self.block_depth
 
 
-@register("resmlp")
 class ResMLP(Family, options=ResMLPOptions):
     """f(ξ) = V x^L, x^l = x^{l-1} + a M^-α · MS(φ(W^l x^{l-1})), x^0 = U ξ.
 
     Args:
-      width: n, of the residual stream.
-      depth: L, the number of blocks.
-      base_width: the width that you tuned; None for `width`.
-      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        "depth_mup" for branches of one layer, "completep" for deeper ones.
-      branch_multiplier: a, the factor of each residual branch at the base depth.
       input_shape: shape of one input, which is flattened.
       out_features: number of classes.
       block_depth: number of layers in a branch. Depth-μP is optimal for one layer
@@ -126,10 +117,6 @@ class ResMLP(Family, options=ResMLPOptions):
       zero_init: initialize the last layer of each branch with zeros.
       train_ends: train the first layer U and the readout V; False: freeze them (Figure
         10).
-      remat: recompute blocks in the backward pass.
-      dtype: data type of the computation; logits are at least float32.
-      param_dtype: data type of the parameters.
-      rngs: random state.
 
     Raises:
       ValueError: a size is not a positive whole number, a name is unknown, or zero_init
@@ -189,11 +176,10 @@ class ResMLP(Family, options=ResMLPOptions):
         )
         self.readout = Dense(self.plan, ("embed", "classes"), trained=ends, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch out"]:
-        logits = self.readout(self.features(x)) * self.plan.output
-        return logits.astype(single(logits.dtype))
-
     def features(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch n"]:
         """What the readout sees: the output of the last block, (batch, width)."""
         x = self.readin(flattened(x, self.input_shape))
         return scan(self.blocks, x, remat=self.remat)
+
+
+register(Record(model=ResMLP, sizes={"resmlp": {}}))

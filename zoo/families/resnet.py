@@ -1,24 +1,40 @@
 """ResNets and their variants, scaled in width and in depth."""
 
 import dataclasses
-import functools
+import itertools
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import ResidualOptions
-from ..layers.basic import Dense, stack
-from ..layers.conv import NORMS, Conv, blur, half, make_norm, pool, stem_pool
+from ..layers.basic import Dense
+from ..layers.conv import (
+    NORMS,
+    Conv,
+    antialiased,
+    blur,
+    fan_out_conv,
+    make_norm,
+    pool,
+    stem_pool,
+)
 from ..layers.squeeze import SqueezeExcite
-from ..layers.stages import Stage, Staged
+from ..layers.stages import (
+    ConvBlock,
+    ImageOptions,
+    Projection,
+    Stage,
+    Staged,
+    last_norm_factor,
+)
 from ..plan import Plan
-from ..registry import register
-from ..weights.conv_sources import TORCH, conv_sources
-from ..weights.sources import Leaf, Source
+from ..registry import Record, register
+from ..weights.configs import Config
+from ..weights.sources import Layout
 
 # Sizes of a branch's kernels, and channels of the stream over those inside a branch.
 _BLOCKS = {"basic": ((3, 3), 1), "bottleneck": ((1, 3, 1), 4)}
@@ -36,138 +52,67 @@ _STEMS = {"deep": (0.5, 0.5), "tiered": (0.375, 0.5)}
 _WIDTH = 64
 
 
-class Projection(nnx.Module):
-    """The shortcut of a block whose output has another shape: a 1x1 convolution.
+def _block(
+    plan: Plan,
+    options: "ResNetOptions",
+    names: tuple[str, ...],
+    *,
+    stage: int,
+    stride: int,
+    rngs: nnx.Rngs,
+) -> ConvBlock:
+    """A block. Its 3x3 convolution has the stride, as in torchvision and timm ("v1.5").
 
-    It has the stride, or stands behind an average over 2x2 pixels ("average").
+    With anti-aliasing the output of that convolution is blurred or averaged instead.
     """
-
-    def __init__(
-        self,
-        plan: Plan,
-        names: tuple[str, str],
-        *,
-        stride: int,
-        average: bool,
-        norm: str,
-        rngs: nnx.Rngs,
-    ):
-        self.average = average and stride != 1
-        stride = 1 if average else stride
-        self.conv = _conv(plan, 1, names, stride=stride, rngs=rngs)
-        self.norm = make_norm(norm, plan, names[1])
-
-    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
-        return self.norm(self.conv(half(x) if self.average else x))
-
-
-class Block(nnx.Module):
-    """relu(shortcut(x) + a M^-α · branch(x)); shortcut is x, or a projection of it.
-
-    The branch is a chain of convolutions, each normalized, with relu between them, and
-    squeeze-and-excitation at its end if it is asked for. Its first 3x3 convolution
-    carries the stride, as in torchvision and timm ("v1.5"), unless the image behind it
-    is blurred or averaged instead.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        options: "ResNetOptions",
-        names: tuple[str, ...],
-        *,
-        stage: int,
-        stride: int,
-        rngs: nnx.Rngs,
-    ):
-        self.branch = plan.branch
-        norm, sizes = options.norm, _BLOCKS[options.block][0]
-        strided = sizes.index(3)
-        self.antialias = "none" if stride == 1 else options.antialias
-        self.strided = strided
-        convs, norms = [], []
-        for i, size in enumerate(sizes):
-            last = i == len(sizes) - 1
-            zero = options.zero_init and last
-            before = names[i]
-            if options.groups > 1 and i == strided:
-                before = f"group{stage}"
-            reduces = i == strided and self.antialias == "none"
-            convs.append(
-                _conv(
-                    plan,
-                    size,
-                    (before, names[i + 1]),
-                    stride=stride if reduces else 1,
-                    in_branch=True,
-                    zero=zero and norm == "none",
-                    rngs=rngs,
-                )
-            )
-            norms.append(
-                make_norm(
-                    norm,
-                    plan,
-                    names[i + 1],
-                    in_branch=True,
-                    init="zeros" if zero else "ones",
-                )
-            )
-        self.convs = nnx.List(convs)
-        self.norms = nnx.List(norms)
-        ends = names[0], names[-1]
-        projects = stride != 1 or plan[ends[0]] != plan[ends[1]]
-        self.se = (
-            SqueezeExcite(plan, ends[1], f"squeeze{stage}", in_branch=True, rngs=rngs)
-            if options.squeeze
-            else None
-        )
-        self.shortcut = (
-            Projection(
+    norm, sizes = options.norm, _BLOCKS[options.block][0]
+    strided, last = sizes.index(3), len(sizes) - 1
+    antialias = "none" if stride == 1 else options.antialias
+    convs, norms = [], []
+    for i, size in enumerate(sizes):
+        grouped = options.groups > 1 and i == strided
+        ends = f"group{stage}" if grouped else names[i], names[i + 1]
+        starts = "zeros" if options.zero_init and i == last else ""
+        convs.append(
+            fan_out_conv(
                 plan,
+                size,
                 ends,
-                stride=stride,
-                average=options.shortcut == "average",
-                norm=norm,
+                stride=stride if i == strided and antialias == "none" else 1,
+                in_branch=True,
+                init=starts if starts and norm == "none" else "fan_in",
                 rngs=rngs,
             )
-            if projects
-            else None
         )
-
-    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
-        h = x
-        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            h = norm(conv(h))
-            if i < len(self.convs) - 1:
-                h = jax.nn.relu(h)
-            if i == self.strided:
-                h = _antialias(h, self.antialias)
-        if self.se is not None:
-            h = self.se(h)
-        if self.shortcut is not None:
-            x = self.shortcut(x)
-        if x.shape != h.shape:
-            raise ValueError(
-                f"antialias={self.antialias!r} makes {h.shape[1:3]} pixels of an odd "
-                f"number, and the shortcut {x.shape[1:3]}; give images whose height "
-                "and width are multiples of 32"
-            )
-        return jax.nn.relu(x + self.branch * h)
-
-
-def _antialias(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:
-    if kind == "none":
-        return x
-    return blur(x) if kind == "blur" else pool(x, "average")
+        init = starts or "ones"
+        norms.append(make_norm(norm, plan, ends[1], in_branch=True, init=init))
+    ends = names[0], names[-1]
+    se = shortcut = None
+    if options.squeeze:
+        squeezed = f"squeeze{stage}"
+        se = SqueezeExcite(plan, ends[1], squeezed, in_branch=True, rngs=rngs)
+    if stride != 1 or plan[ends[0]] != plan[ends[1]]:
+        average = options.shortcut == "average"
+        step = 1 if average else stride
+        conv = fan_out_conv(plan, 1, ends, stride=step, rngs=rngs)
+        norm_of = make_norm(norm, plan, ends[1])
+        shortcut = Projection(conv, norm_of, average=average and stride != 1)
+    return ConvBlock(
+        convs,
+        norms,
+        branch=plan.branch,
+        se=se,
+        se_before=len(sizes),
+        shortcut=shortcut,
+        antialias=antialias,
+        antialias_after=strided,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ResNetOptions(ResidualOptions):
+class ResNetOptions(ImageOptions):
     """Options of `ResNet`, which describes them."""
 
-    input_shape: tuple[int, ...] = (224, 224, 3)
-    out_features: int = 1000
     block: str = "basic"
     blocks: tuple[int, ...] = (2, 2, 2, 2)
     stem: str = "imagenet"
@@ -198,14 +143,6 @@ class ResNet(Staged, options=ResNetOptions):
     Args:
       width: channels of the stem.
       depth: factor on the number of blocks: stage i has depth · blocks[i] blocks.
-      base_width: the width that you tuned; None for `width`.
-      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns; "completep" by
-        default.
-      branch_multiplier: a, the factor of each residual branch at the base depth.
-      input_shape: (height, width, channels) of an image. Images of any size are
-        accepted.
-      out_features: number of classes.
       block: "basic" (two 3x3 convolutions) or "bottleneck" (1x1, 3x3, 1x1).
       blocks: number of blocks in each stage, at depth 1.
       stem: "imagenet" (7x7 at stride 2, and a pooling at stride 2), "deep" (three 3x3
@@ -231,11 +168,6 @@ class ResNet(Staged, options=ResNetOptions):
       squeeze: channels of squeeze-and-excitation, relative to its stage, e.g. 1/16 for
         seresnet50 and 1/4 for ResNet-RS; 0 for none. At width 64 they are rounded up to
         a multiple of 8; at other widths they are in proportion.
-      remat: recompute blocks in the backward pass.
-      dtype: data type of the computation; statistics of normalizations, and logits,
-        are at least float32.
-      param_dtype: data type of the parameters.
-      rngs: random state.
 
     Raises:
       ValueError: a size that is not a positive whole number, or an unknown name.
@@ -267,12 +199,7 @@ class ResNet(Staged, options=ResNetOptions):
                 raise ValueError(f"{option}={value!r} must be one of {known}")
         self._check_groups(options)
         blocks, input_shape = options.blocks, options.input_shape
-        if not blocks or any(not isinstance(n, int) or n < 1 for n in blocks):
-            raise ValueError(f"blocks={blocks} must be numbers of blocks, at least 1")
-        if len(input_shape) != 3:
-            raise ValueError(
-                f"input_shape={input_shape} must be (height, width, channels)"
-            )
+        options.check_blocks(blocks)
         sizes, expansion = _BLOCKS[options.block]
         stages = range(1, len(blocks) + 1)
         wide = options.groups * options.width_per_group / _WIDTH
@@ -299,30 +226,20 @@ class ResNet(Staged, options=ResNetOptions):
         self.channels = input_shape[2]
         self._build_stem(options, deep, rngs)
 
-        def build(stage: int, before: str, stride: int, rngs: nnx.Rngs) -> Block:
-            inside = (f"mid{stage}", f"inner{stage}")[: len(sizes) - 1]
-            names = (before, *inside, f"stage{stage}")
-            return Block(
-                self.plan, options, names, stage=stage, stride=stride, rngs=rngs
-            )
-
-        built = []
-        for stage, count in zip(stages, blocks, strict=True):
+        def build(stage: int) -> Stage:
             before = "embed" if stage == 1 else f"stage{stage - 1}"
-            first = build(stage, before, 1 if stage == 1 else 2, rngs)
-            more = options.depth * count - 1
-            rest = (
-                stack(
-                    functools.partial(build, stage, f"stage{stage}", 1),
-                    more,
-                    rngs,
-                    base_depth=options.tuned_depth * count - 1,
+            inside = (f"mid{stage}", f"inner{stage}")[: len(sizes) - 1]
+
+            def block(which: int, rngs: nnx.Rngs) -> ConvBlock:
+                names = (f"stage{stage}" if which else before, *inside, f"stage{stage}")
+                stride = 1 if which or stage == 1 else 2
+                return _block(
+                    self.plan, options, names, stage=stage, stride=stride, rngs=rngs
                 )
-                if more
-                else None
-            )
-            built.append(Stage(first, rest, remat=options.remat))
-        self.stages = nnx.List(built)
+
+            return Stage.of(block, blocks[stage - 1], options, rngs)
+
+        self.stages = nnx.List(build(stage) for stage in stages)
         self.readout = Dense(
             self.plan,
             (f"stage{len(blocks)}", "classes"),
@@ -361,11 +278,13 @@ class ResNet(Staged, options=ResNetOptions):
         for i in range(len(deep)):
             after = f"stem{i + 1}"
             stride = 2 if i == 0 else 1
-            convs.append(_conv(plan, 3, (before, after), stride=stride, rngs=rngs))
+            convs.append(
+                fan_out_conv(plan, 3, (before, after), stride=stride, rngs=rngs)
+            )
             norms.append(make_norm(options.norm, plan, after))
             before = after
         self.stem_convs, self.stem_norms = nnx.List(convs), nnx.List(norms)
-        self.conv = _conv(
+        self.conv = fan_out_conv(
             plan,
             7 if kind == "imagenet" else 3,
             (before, "embed"),
@@ -380,7 +299,7 @@ class ResNet(Staged, options=ResNetOptions):
         if options.stem_pooling == "conv":
             stride = 2 if options.antialias == "none" else 1
             ends = ("embed", "embed")
-            conv = _conv(plan, 3, ends, stride=stride, rngs=rngs)
+            conv = fan_out_conv(plan, 3, ends, stride=stride, rngs=rngs)
             pooled = conv, make_norm(options.norm, plan, "embed")
         # Assigned once: NNX takes an attribute that was None for no module.
         self.pool_conv = None if pooled is None else pooled[0]
@@ -393,40 +312,13 @@ class ResNet(Staged, options=ResNetOptions):
         if not self.pools:
             return x
         if self.pool_conv is not None and self.pool_norm is not None:
-            x = _antialias(self.pool_conv(x), self.antialias)
+            x = antialiased(self.pool_conv(x), self.antialias)
             return jax.nn.relu(self.pool_norm(x))
         if self.antialias == "none":
             return stem_pool(x)
         if self.antialias == "average":
             return pool(x, "average")
         return blur(stem_pool(x, stride=1))
-
-    def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch n"]:
-        """What the readout sees: the mean over pixels of the last stage.
-
-        Args:
-          x: images, as in a call.
-
-        Returns:
-          Features of shape (batch, channels of the last stage).
-        """
-        return self._maps(x)[-1].mean(axis=(1, 2))
-
-
-def _conv(
-    plan: Plan,
-    size: int,
-    names: tuple[str, str],
-    *,
-    zero: bool = False,
-    **more: Any,
-) -> Conv:
-    # He et al. 2015 (arXiv:1502.01852), eq. 14: variance 2/fan_out, as torchvision
-    # and timm draw them.
-    gain = (2 * plan[names[0]].base / plan[names[1]].base) ** 0.5
-    return Conv(
-        plan, size, names, init="zeros" if zero else "fan_in", gain=gain, **more
-    )
 
 
 # --- Names of variants ---
@@ -499,64 +391,91 @@ def variant(name: str) -> dict[str, Any] | None:
     return options
 
 
+def _timm() -> dict[str, dict[str, Any]]:
+    """timm's ResNets, by their names."""
+    kinds = ("resnet", "wide_resnet", "resnetblur", "resnetaa", "resnetrs", "resnext")
+    groups = ("", "_2", "_64x4d", *(f"_32x{n}d" for n in (4, 8, 16, 32, 48)))
+    parts = (
+        ("", "se"),
+        kinds,
+        map(str, {**_RS, **_BASIC, **_DEPTHS}),
+        ("", *"cdt"),
+        groups,
+    )
+    names = map("".join, itertools.product(*parts))
+    return {name: options for name in names if (options := variant(name)) is not None}
+
+
+TIMM = _timm()
 NAMES = (
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     *("resnet26d", "resnet50d", "resnet101d", "wide_resnet50_2", "wide_resnet101_2"),
     *("resnext50_32x4d", "resnext101_32x8d", "seresnet50", "seresnext50_32x4d"),
     *("resnetblur50", "resnetaa50", "resnetrs50", "resnetrs101"),
 )
-for _name in NAMES:
-    register(_name, **(variant(_name) or {}))(ResNet)
 
 
-# --- Names of variables elsewhere ---
-
-LAYOUTS = ("timm", "torchvision", "transformers")
+# --- Files of other libraries ---
 
 
-def resnet_names(
-    model: ResNet, layout: str = "timm", *, prefix: str = "resnet."
-) -> dict[Leaf, Source]:
-    """Where each variable of a ResNet stands in torch's libraries.
+def _from_transformers(config: Config) -> dict[str, Any]:
+    config.only(
+        hidden_act="relu",
+        downsample_in_first_stage=False,
+        downsample_in_bottleneck=False,
+    )
+    block = config.get("layer_type", "bottleneck")
+    if block not in _BLOCKS:
+        raise config.refusal(f"layer_type={block!r}", "'basic' and 'bottleneck'")
+    width = config.whole("embedding_size", 64)
+    sizes, blocks = config.doubling("hidden_sizes"), config.wholes("depths")
+    expected = _BLOCKS[block][1] * width
+    if sizes[0] != expected:
+        has, ours = f"hidden_sizes[0]={sizes[0]}", f"only hidden_sizes[0]={expected}"
+        raise config.refusal(has, ours)
+    return {
+        **{"width": width, "depth": 1, "block": block, "blocks": blocks},
+        **config.images(),
+    }
 
-    Args:
-      model: its parameters and batch statistics are named.
-      layout: "timm" and "torchvision", which have the same names, or "transformers".
-      prefix: what stands in front of every key of transformers but that of the
-        readout; files of `ResNetModel` have none.
 
-    Returns:
-      For each (path, layer), where the layer is None for what is not stacked, its
-      `Source`.
-
-    Raises:
-      ValueError: a model that the library cannot make, as one without batch
-        normalization.
-
-    Examples:
-      >>> from flax import nnx
-      >>> from mupax import zoo
-      >>> model = nnx.eval_shape(lambda: zoo.create("resnet18", rngs=nnx.Rngs(0)))
-      >>> names = resnet_names(model)
-      >>> names["stages/1/rest/convs/0/kernel", 0].key
-      'layer2.1.conv1.weight'
-      >>> names["readout/kernel", None].shape
-      (1000, 512)
-    """
+def _layout(model: ResNet, name: str) -> Layout:
     if not hasattr(model.norm, "mean"):
         raise ValueError(
             "only a ResNet with norm='batch' has the variables of torchvision's"
         )
-    if layout == "transformers":
+    if name == "transformers":
         _check_plain(model)
-        module = functools.partial(_transformers_key, prefix)
-    else:
-        module = functools.partial(_timm_key, model)
-    return conv_sources(
-        model,
-        lambda parts, layer: f"{module(parts[:-1], layer)}.{TORCH[parts[-1]]}",
-        pointwise=lambda parts: "se" in parts,
-    )
+        start = "encoder.stages.{}.layers.{}."
+        modules = {
+            "conv": "embedder.embedder.convolution.",
+            "norm": "embedder.embedder.normalization.",
+            "readout": "classifier.1.",
+            "stages/*/*/convs/*": f"{start}layer.{{}}.convolution.",
+            "stages/*/*/norms/*": f"{start}layer.{{}}.normalization.",
+            "stages/*/*/shortcut/conv": f"{start}shortcut.convolution.",
+            "stages/*/*/shortcut/norm": f"{start}shortcut.normalization.",
+        }
+        return Layout(modules, prefix="resnet.")
+    # The pooling of a shortcut comes first, an identity where nothing is halved.
+    stem, first = range(len(model.stem_convs)), int(model.averages)
+    modules = {
+        # A norm and a relu follow each convolution of a deep stem.
+        **{f"stem_convs/{i}": f"conv1.{3 * i}." for i in stem},
+        **{f"stem_norms/{i}": f"conv1.{3 * i + 1}." for i in stem},
+        "conv": f"conv1.{3 * len(stem)}." if stem else "conv1.",
+        "norm": "bn1.",
+        "pool_conv": "maxpool.0.",
+        "pool_norm": "maxpool.1." if model.antialias == "none" else "maxpool.2.",
+        "readout": "fc.",
+        "stages/*/*/convs/*": "layer{1}.{}.conv{1}.",
+        "stages/*/*/norms/*": "layer{1}.{}.bn{1}.",
+        "stages/*/*/se/squeeze": "layer{1}.{}.se.fc1.",
+        "stages/*/*/se/excite": "layer{1}.{}.se.fc2.",
+        "stages/*/*/shortcut/conv": f"layer{{1}}.{{}}.downsample.{first}.",
+        "stages/*/*/shortcut/norm": f"layer{{1}}.{{}}.downsample.{first + 1}.",
+    }
+    return Layout(modules, pointwise="/se/")
 
 
 def _check_plain(model: ResNet) -> None:
@@ -581,56 +500,31 @@ def _check_plain(model: ResNet) -> None:
             )
 
 
-def _timm_key(model: ResNet, parts: tuple[str, ...], layer: int | None) -> str:
-    match parts:
-        case ("conv",):
-            # Norm and relu stand between the convolutions of a deep stem.
-            return f"conv1.{3 * len(model.stem_convs)}" if model.stem_convs else "conv1"
-        case ("norm",):
-            return "bn1"
-        case ("stem_convs", number):
-            return f"conv1.{3 * int(number)}"
-        case ("stem_norms", number):
-            return f"conv1.{3 * int(number) + 1}"
-        case ("pool_conv",):
-            return "maxpool.0"
-        case ("pool_norm",):
-            return "maxpool.1" if model.antialias == "none" else "maxpool.2"
-        case ("readout",):
-            return "fc"
-        case ("stages", stage, _, *where):
-            match where:
-                case ("convs", number):
-                    name = f"conv{int(number) + 1}"
-                case ("norms", number):
-                    name = f"bn{int(number) + 1}"
-                case ("se", kind):
-                    name = {"squeeze": "se.fc1", "excite": "se.fc2"}[kind]
-                case (_, kind):
-                    # The pooling comes first, an identity where nothing is halved.
-                    first = 1 if model.averages else 0
-                    name = f"downsample.{first + ('conv', 'norm').index(kind)}"
-            return f"layer{int(stage) + 1}.{_block(layer)}.{name}"
-    raise ValueError(f"timm has no name for {'/'.join(parts)!r}")
+def _detect(model: ResNet, keys: Mapping[str, Any]) -> tuple[str, str | None]:
+    for start, prefix in (("resnet.embedder.", "resnet."), ("embedder.embedder.", "")):
+        if any(key.startswith(start) for key in keys):
+            return "transformers", prefix
+    return "timm", None
 
 
-def _transformers_key(prefix: str, parts: tuple[str, ...], layer: int | None) -> str:
-    names = {"convs": "convolution", "norms": "normalization"}
-    match parts:
-        case ("conv",) | ("norm",):
-            return f"{prefix}embedder.embedder.{names[f'{parts[0]}s']}"
-        case ("readout",):
-            return "classifier.1"
-        case ("stages", stage, _, *where):
-            match where:
-                case (("convs" | "norms") as chain, number):
-                    name = f"layer.{number}.{names[chain]}"
-                case (_, kind):
-                    name = f"shortcut.{names[f'{kind}s']}"
-            return f"{prefix}encoder.stages.{stage}.layers.{_block(layer)}.{name}"
-    raise ValueError(f"transformers has no name for {'/'.join(parts)!r}")
+def _factor(model: ResNet, path: str) -> float:
+    if path.endswith("se/squeeze/kernel"):
+        # It reads what the last norm gives, and is not to see the branch's factor.
+        return 1 / model.plan.branch if model.plan.branch else 0.0
+    return last_norm_factor(model, path)
 
 
-def _block(layer: int | None) -> int:
-    """The number of a block in its stage, whose first is not stacked."""
-    return 0 if layer is None else layer + 1
+register(
+    Record(
+        model=ResNet,
+        sizes={name: TIMM[name] for name in NAMES},
+        base="resnet50",
+        timm=TIMM,
+        transformers={"resnet": _from_transformers},
+        layouts=lambda model: ("timm", "torchvision", "transformers"),
+        layout=_layout,
+        detect=_detect,
+        factor=_factor,
+        unseen=", with the antialias of that name, which no weights show",
+    )
+)

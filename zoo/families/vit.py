@@ -1,23 +1,31 @@
 """`ViT`: vision transformers."""
 
 import dataclasses
-import types
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from mupax import optim
 
-from ..layers.attention import AttentionPool, Transformer, TransformerOptions
+from ..layers.attention import (
+    AttentionPool,
+    Transformer,
+    TransformerOptions,
+    applied,
+    branch_factor,
+)
 from ..layers.basic import Dense, LayerNorm, single, times
 from ..layers.conv import check_images
-from ..layers.rotary import grid_angles
-from ..registry import register
+from ..layers.rotary import grid_angles, resize_positions
+from ..registry import Record, register
 from ..sharding import weight
+from ..weights.configs import Config
+from ..weights.features import Misfit
+from ..weights.sources import Layout
 
 Pool = Literal["token", "mean", "norm_mean", "token_and_mean", "attention", "none"]
 POOLS = ("token", "mean", "norm_mean", "token_and_mean", "attention", "none")
@@ -49,29 +57,17 @@ class ViTOptions(TransformerOptions):
     readout_bias: bool = True
 
 
-@register("vit")
 class ViT(Transformer, options=ViTOptions):
     """Patches, a class token, blocks of attention and MLP, a readout.
 
     Args:
-      width: n, of the residual stream.
       depth: L, the number of blocks, of two residual branches each.
-      base_width: the width that you tuned; None for `width`.
-      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns; "completep" by
-        default.
-      branch_multiplier: a, the factor of each residual branch at the base depth.
       input_shape: (height, width, channels) of the images. The model accepts other
         heights and widths: it interpolates its positions.
       out_features: number of classes; 0: no readout, the model returns features.
       patch_size: side of a patch.
       drop_rest: drop the pixels at the right and at the bottom that do not fill a
         patch, as in timm; False: such images are an error.
-      heads: number of heads, constant over widths: the size of a head grows. Pass this
-        or `head_dim`.
-      head_dim: size of a head, constant over widths: the number of heads grows. 64 if
-        neither `heads` nor `head_dim` is given.
-      mlp_ratio: width of the MLP, as a multiple of `width`.
       pool: input of the readout. "token": the normalized class token. "mean": the
         normalized mean of the patches, as timm's `global_pool="avg"`. "norm_mean": the
         mean of the normalized patches, as big_vision's "gap". "token_and_mean": the
@@ -94,9 +90,6 @@ class ViT(Transformer, options=ViTOptions):
         patches, as in DINOv2 with registers. They have no positions and are not pooled.
       patch_bias: add a bias to the patch embedding; False in CLIP.
       pre_norm: apply a norm before the first block, as in CLIP.
-      layer_norm: normalize before each branch (pre-LN) and after the last block; False:
-        no norms.
-      norm_eps: constant added to the variance.
       nonlinearity: of the MLP: "gelu" (exact), "gelu_tanh" (approximate) or
         "quick_gelu" (x sigmoid(1.702 x), as in OpenAI's CLIP).
       qkv_bias: add biases to queries, keys and values.
@@ -108,19 +101,6 @@ class ViT(Transformer, options=ViTOptions):
       layer_scale: initial value of LayerScale, a trained factor for each entry of a
         branch (1e-5 in DINOv2, 1e-6 in DeiT-III); None: no LayerScale.
       readout_bias: add a bias to the readout.
-      zero_queries: initialize queries with zeros. Keys then have no gradient in the
-        first step.
-      zero_readout: initialize the readout with zeros.
-      zero_init: initialize the last kernel of each branch with zeros.
-      dropout: probability of dropout after embeddings, inside the MLP and of branches.
-      drop_path: probability of dropping the branches of the last block; it increases
-        linearly from zero at the first block.
-      remat: recompute blocks in the backward pass.
-      attention: "auto", "xla" or "cudnn"; see `BlockOptions`.
-      dtype: data type of the computation; norms, softmax and logits are at least
-        float32.
-      param_dtype: data type of the parameters.
-      rngs: random state.
 
     Raises:
       ValueError: a size is not a positive whole number, heads do not divide a width,
@@ -211,27 +191,18 @@ class ViT(Transformer, options=ViTOptions):
         vector = self.plan.scale(("embed",), 0, False)
         rule = optim.multipliers(vector, self.plan.parametrization)
         self.multiplier = rule.forward  # of positions and tokens
-        self.position = (
-            self.plan.param(
-                rngs.params, ("positions", "embed"), inputs=0, init="normal", gain=gain
-            )[0]
-            if options.position
-            else None
-        )
-        self.token = (
-            self.plan.param(
-                rngs.params, ("embed",), inputs=0, init="normal", gain=gain
-            )[0]
-            if class_token
-            else None
-        )
-        self.registers = (
-            self.plan.param(
-                rngs.params, ("registers", "embed"), inputs=0, init="normal", gain=gain
-            )[0]
-            if self.plan.has("registers")
-            else None
-        )
+
+        def learned(names: tuple[str, ...], exists: bool) -> nnx.Variable | None:
+            if not exists:
+                return None
+            made = self.plan.param(
+                rngs.params, names, inputs=0, init="normal", gain=gain
+            )
+            return made[0]
+
+        self.position = learned(("positions", "embed"), options.position)
+        self.token = learned(("embed",), class_token)
+        self.registers = learned(("registers", "embed"), self.plan.has("registers"))
         self.pre_norm = (
             LayerNorm(self.plan, "embed", epsilon=options.norm_eps)
             if options.pre_norm
@@ -301,7 +272,6 @@ class ViT(Transformer, options=ViTOptions):
         """Features before the readout: the pooled, normalized output of the last block.
 
         Args:
-          x: images, as in a call.
           rngs: random state of this call, instead of the model's own.
 
         Returns:
@@ -322,7 +292,6 @@ class ViT(Transformer, options=ViTOptions):
         """The residual stream after some of the blocks, without noise.
 
         Args:
-          x: images, as in a call.
           blocks: indices of blocks, from 0, or negative from the end; None for all.
           norm: apply the last norm to each.
 
@@ -408,7 +377,7 @@ class ViT(Transformer, options=ViTOptions):
         if self.token is not None:
             put_first(self.token, positions[:first] if first else 0.0)
         x = jnp.concatenate(tokens, axis=1)
-        return x if self.pre_norm is None else self.pre_norm(x)
+        return applied(self.pre_norm, x)
 
     def _positions(
         self, position: nnx.Variable, grid: tuple[int, int]
@@ -425,168 +394,684 @@ def _is_zero(size: Any) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size == 0
 
 
-def resize_positions(
-    table: Float[Array, "positions n"],
-    before: tuple[int, int],
-    after: tuple[int, int],
-) -> Float[Array, "positions2 n"]:
-    """Interpolate a table of positions from one grid of patches to another.
+# --- Sizes: those of timm, by timm's names ---
 
-    Args:
-      table: the position of the class token, if it has one, and those of the patches.
-      before: (rows, columns) of the table's patches.
-      after: (rows, columns) of the result's.
-
-    Source: Dosovitskiy et al. 2020 (arXiv:2010.11929), section 3.2; cubic, as timm.
-    """
-    n = table.shape[-1]
-    first = table.shape[0] - before[0] * before[1]
-    patches = table[first:].reshape(*before, n)
-    patches = jax.image.resize(patches, (*after, n), "cubic").reshape(-1, n)
-    return jnp.concatenate([table[:first], patches])
-
-
-SIZES: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
-    {
-        "tiny": {"width": 192, "depth": 12},
-        "small": {"width": 384, "depth": 12},
-        "medium": {"width": 512, "depth": 12},
-        "base": {"width": 768, "depth": 12},
-        "large": {"width": 1024, "depth": 24},
-        "huge": {"width": 1280, "depth": 32, "head_dim": 80},
-        "so400m": {
-            "width": 1152,
-            "depth": 27,
-            "head_dim": 72,
-            "mlp_ratio": 4304 / 1152,
-        },
-        "giant": {"width": 1536, "depth": 40},
-        "small_plus": {"width": 384, "depth": 12},
-        "huge_plus": {"width": 1280, "depth": 32},
-    }
+_SIZES: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {"width": 192, "depth": 12},
+    "small": {"width": 384, "depth": 12},
+    "medium": {"width": 512, "depth": 12},
+    "base": {"width": 768, "depth": 12},
+    "large": {"width": 1024, "depth": 24},
+    "huge": {"width": 1280, "depth": 32, "head_dim": 80},
+    "so400m": {"width": 1152, "depth": 27, "head_dim": 72, "mlp_ratio": 4304 / 1152},
+    "giant": {"width": 1536, "depth": 40},
+    "small_plus": {"width": 384, "depth": 12},
+    "huge_plus": {"width": 1280, "depth": 32},
+    "xsmall": {"width": 256, "depth": 10},
+    "mediumd": {"width": 512, "depth": 20},
+    "betwixt": {"width": 640, "depth": 12},
+    "wee": {"width": 256, "depth": 14, "mlp_ratio": 5.0},
+    "little": {"width": 320, "depth": 14, "mlp_ratio": 5.6},
+    # CLIP's giant, which differs from DINOv2's.
+    "giant_clip": {"width": 1408, "depth": 40, "head_dim": 88, "mlp_ratio": 48 / 11},
+    "gigantic": {"width": 1664, "depth": 48, "head_dim": 104, "mlp_ratio": 64 / 13},
+}
+_CLIP = {"pre_norm": True, "patch_bias": False, "norm_eps": 1e-5}
+_CLASSES = {"base": {"out_features": 512}, "large": {"out_features": 768}}  # CLIP's
+_QUICK = (
+    *(("base", 224), ("large", 224), ("large", 336), ("huge", 224), ("huge", 378)),
+    ("gigantic", 224),
 )
+# These return features; out_features=... adds a readout.
+_DINO = {"layer_scale": 1e-5, "out_features": 0}
+_REGISTERS = {**_DINO, "registers": 4, "class_position": False}
+_DINOV3 = {
+    **_DINO,
+    **{"registers": 4, "position": False, "rotary": True, "qkv_bias": False},
+    # As timm pools; pool="token" is DINOv3's own.
+    **{"norm_eps": 1e-5, "pool": "norm_mean", "class_token": True},
+}
+_SWIGLU = {"gated": True, "nonlinearity": "silu"}
+_SIGLIP = {"class_token": False, "pool": "attention", "out_features": 0}
+_SIGLIP_GAP = {"class_token": False, "pool": "norm_mean", "out_features": 0}
+_TANH = {"nonlinearity": "gelu_tanh"}
+_MEAN = {"pool": "mean", "class_token": True}
+_EVA02 = {**_MEAN, **_SWIGLU, "key_bias": False, "rotary": "index", "rope_theta": 1e4}
+
+
+def _eva02(size: str) -> dict[str, Any]:
+    """Options of a size of EVA-02. The width of its MLP is 8/3 of `width`, rounded."""
+    width = _SIZES[size]["width"]
+    inner = "mlp" if size in ("base", "large") else ""
+    ratio = int(width * 4 * 2 / 3) / width
+    return {**_EVA02, "mlp_ratio": ratio, "inner_norm": inner}
+
+
+def _rows() -> Iterator[tuple[str, str, int, int, Mapping[str, Any]]]:
+    """(name, size, patch, side, options) of timm's networks."""
+    for size in ("tiny", "small", "base", "large", "huge"):
+        for patch, side in (*((p, s) for p in (16, 32) for s in (224, 384)), (8, 224)):
+            yield f"vit_{size}_patch{patch}_{side}", size, patch, side, {}
+    for size in ("large", "huge"):
+        yield f"vit_{size}_patch14_224", size, 14, 224, {}
+    for size, side in (("tiny", 224), ("small", 224), ("base", 224), ("base", 384)):
+        yield f"deit_{size}_patch16_{side}", size, 16, side, {}
+    deit3 = {"layer_scale": 1e-6, "class_position": False}
+    for size, patch, side in (
+        *((s, 16, 224) for s in ("small", "medium", "base", "large")),
+        *((s, 16, 384) for s in ("small", "base", "large")),
+        ("huge", 14, 224),
+    ):
+        yield f"deit3_{size}_patch{patch}_{side}", size, patch, side, deit3
+    for size in ("small", "base", "large", "giant"):
+        more = {**_SWIGLU, "mlp_ratio": 8 / 3} if size == "giant" else {}
+        start = f"vit_{size}_patch14"
+        yield f"{start}_dinov2", size, 14, 518, {**_DINO, **more}
+        yield f"{start}_reg4_dinov2", size, 14, 518, {**_REGISTERS, **more}
+    for size, patch, side in (
+        *(("base", 32, side) for side in (224, 256, 384, 448)),
+        *(("base", 16, side) for side in (224, 384)),
+        *(("large", 14, side) for side in (224, 336)),
+        *(("huge", 14, side) for side in (224, 336, 378)),
+        *(("xsmall", 16, 224), ("medium", 16, 224), ("medium", 32, 224)),
+        *(("betwixt", 32, 224), ("giant", 14, 224)),
+        *(("gigantic", 14, side) for side in (224, 378)),
+    ):
+        kind = "giant_clip" if size == "giant" else size
+        clip, start = {**_CLIP, **_CLASSES.get(size, {})}, f"vit_{size}_patch{patch}"
+        yield f"{start}_clip_{side}", kind, patch, side, clip
+        if (size, side) in _QUICK:
+            quick = {**clip, "nonlinearity": "quick_gelu"}
+            yield f"{start}_clip_quickgelu_{side}", kind, patch, side, quick
+    for size, patch, side, phi in (
+        ("base", 32, 256, _TANH),
+        *(("base", 16, side, {}) for side in (224, 256, 384, 512)),
+        *(("large", 16, side, {}) for side in (256, 384)),
+        ("large", 16, 512, _TANH),
+        *(("so400m", 14, side, {}) for side in (224, 378, 384)),
+        *(("so400m", 16, side, _TANH) for side in (256, 384, 512)),
+    ):
+        start = f"vit_{size}_patch{patch}_siglip"
+        yield f"{start}_{side}", size, patch, side, {**_SIGLIP, **phi}
+        if (size, side) != ("so400m", 224):
+            yield f"{start}_gap_{side}", size, patch, side, {**_SIGLIP_GAP, **phi}
+    for size, registers, side in (
+        *(("wee", 1, 256), ("little", 1, 256), ("little", 4, 256), ("medium", 1, 256)),
+        *(("medium", 4, 256), ("mediumd", 4, 256), ("mediumd", 4, 384)),
+        *(("betwixt", 1, 256), ("betwixt", 4, 256), ("betwixt", 4, 384)),
+        ("base", 4, 256),
+    ):
+        options = {"class_token": False, "pool": "mean", "registers": registers}
+        if size != "base":
+            options["layer_scale"] = 1e-5
+        name = f"vit_{size}_patch16_reg{registers}_gap_{side}"
+        yield name, size, 16, side, options
+    for size in ("small", "small_plus", "base", "large", "huge_plus"):
+        plus = _SWIGLU if "plus" in size else {}
+        yield f"vit_{size}_patch16_dinov3", size, 16, 256, {**_DINOV3, **plus}
+    for size in ("small", "base", "large"):
+        yield f"flexivit_{size}", size, 16, 240, {"class_position": False}
+    for size, side in (
+        *((s, n) for s in ("tiny", "small") for n in (224, 336)),
+        *((s, n) for s in ("base", "large") for n in (224, 448)),
+    ):
+        yield f"eva02_{size}_patch14_{side}", size, 14, side, _eva02(size)
+    for size, patch, side in (
+        *(("base", 16, 224), ("large", 14, 224), ("large", 14, 336)),
+    ):
+        options = {**_eva02(size), "inner_norm": "both", "pool": "token"}
+        name = f"eva02_{size}_patch{patch}_clip_{side}"
+        yield name, size, patch, side, options
+    for side in (224, 336, 560):
+        options = {**_MEAN, "key_bias": False}
+        yield f"eva_giant_patch14_{side}", "giant_clip", 14, side, options
+    for side in (196, 336):  # in timm a plain ViT
+        yield f"eva_large_patch14_{side}", "large", 14, side, _MEAN
+    name = "eva_giant_patch14_clip_224"
+    yield name, "giant_clip", 14, 224, {"key_bias": False}
+    yield "vit_base_patch16_224_miil", "base", 16, 224, {"qkv_bias": False}
 
 
 def _images(patch: int, side: int) -> dict[str, Any]:
     return {"patch_size": patch, "input_shape": (side, side, 3)}
 
 
-for _size in ("tiny", "small", "base", "large"):
-    register(
-        f"vit_{_size}_patch16_224",
-        **SIZES[_size],
-        **_images(16, 224),
-        out_features=1000,
-    )(ViT)
-for _size in ("small", "medium", "base", "large", "huge"):
-    _patch = 14 if _size == "huge" else 16
-    register(
-        f"deit3_{_size}_patch{_patch}_224",
-        **SIZES[_size],
-        **_images(_patch, 224),
-        out_features=1000,
-        class_position=False,
-        layer_scale=1e-6,
-    )(ViT)
-# These return features; out_features=... adds a readout.
-for _size in ("small", "base", "large", "giant"):
-    _giant = {"gated": True, "nonlinearity": "silu", "mlp_ratio": 8 / 3}
-    _dinov2 = {
-        **SIZES[_size],
-        **_images(14, 518),
-        **(_giant if _size == "giant" else {}),
-        "out_features": 0,
-        "layer_scale": 1e-5,
-    }
-    register(f"vit_{_size}_patch14_dinov2", **_dinov2)(ViT)
-    register(
-        f"vit_{_size}_patch14_reg4_dinov2",
-        **_dinov2,
-        registers=4,
-        class_position=False,
-    )(ViT)
-for _size in ("small", "small_plus", "base", "large", "huge_plus"):
-    _plus = {"gated": True, "nonlinearity": "silu"}
-    register(
-        f"vit_{_size}_patch16_dinov3",
-        **SIZES[_size],
-        **_images(16, 256),
-        **(_plus if _size.endswith("plus") else {}),
-        out_features=0,
-        # As timm pools; pool="token" is DINOv3's own.
-        pool="norm_mean",
-        class_token=True,
-        registers=4,
-        position=False,
-        rotary=True,
-        qkv_bias=False,
-        layer_scale=1e-5,
-        norm_eps=1e-5,
-    )(ViT)
-# Options of EVA-02; base and large also have a norm inside of the MLP.
-EVA02: Mapping[str, Any] = types.MappingProxyType(
-    {
-        "pool": "mean",
-        "class_token": True,
-        "key_bias": False,
-        "rotary": "index",
-        "rope_theta": 10000.0,
-        "gated": True,
-        "nonlinearity": "silu",
-    }
+def _timm() -> dict[str, dict[str, Any]]:
+    table = {}
+    for name, size, patch, side, options in _rows():
+        more = {"drop_rest": True} if side % patch else {}
+        sizes = {**_SIZES[size], **_images(patch, side), "out_features": 1000}
+        table[name] = {**sizes, **more, **options}
+    return table
+
+
+TIMM = _timm()
+NAMES = (
+    *(f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")),
+    *(f"deit3_{size}_patch16_224" for size in ("small", "medium", "base", "large")),
+    "deit3_huge_patch14_224",
+    *(
+        f"vit_{size}_patch14_{kind}"
+        for size in ("small", "base", "large", "giant")
+        for kind in ("dinov2", "reg4_dinov2")
+    ),
+    *(
+        f"vit_{size}_{kind}_224"
+        for size in ("base_patch32", "base_patch16", "large_patch14")
+        for kind in ("clip", "clip_quickgelu")
+    ),
+    *(
+        f"vit_{size}_patch16_dinov3"
+        for size in ("small", "small_plus", "base", "large", "huge_plus")
+    ),
+    *("vit_base_patch16_siglip_224", "vit_large_patch16_siglip_256"),
+    "vit_so400m_patch14_siglip_384",
+    *("eva02_tiny_patch14_336", "eva02_small_patch14_336"),
+    *("eva02_base_patch14_448", "eva02_large_patch14_448"),
 )
+_SMALL = {
+    f"vit_{size}_patch{patch}_{side}": {**_SIZES[size], **_images(patch, side)}
+    for size in ("tiny", "small", "base")
+    for patch, side in ((4, 32), (8, 64))
+}
 
 
-def eva02_size(size: str) -> dict[str, Any]:
-    """Options of a size of EVA-02. The width of its MLP is 8/3 of `width`, rounded."""
-    width = SIZES[size]["width"]
-    inner = "mlp" if size in ("base", "large") else ""
-    ratio = int(width * 4 * 2 / 3) / width
-    return {**SIZES[size], "mlp_ratio": ratio, "inner_norm": inner}
+# --- Configs of transformers ---
+
+_VIT_BASE = {
+    **{"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+    **{"intermediate_size": 3072, "image_size": 224, "patch_size": 16},
+    **{"num_channels": 3, "hidden_act": "gelu", "layer_norm_eps": 1e-6},
+    "qkv_bias": True,
+}
+_DINOV2_BASE = {**_VIT_BASE, "mlp_ratio": 4, "use_swiglu_ffn": False}
+# Defaults of transformers for values that a config leaves out.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "vit": {**_VIT_BASE, "layer_norm_eps": 1e-12},
+    "dinov2": _DINOV2_BASE,
+    "dinov2_with_registers": {**_DINOV2_BASE, "num_register_tokens": 4},
+    "dinov3_vit": {
+        **_VIT_BASE,
+        **{"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
+        **{"layer_norm_eps": 1e-5, "num_register_tokens": 0, "rope_theta": 100.0},
+        **{"use_gated_mlp": False, "key_bias": False},
+    },
+    "clip": {
+        **_VIT_BASE,
+        **{"patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+    },
+    "siglip": {**_VIT_BASE, "hidden_act": "gelu_pytorch_tanh", "vision_use_head": True},
+}
 
 
-for _size, _side in (("tiny", 336), ("small", 336), ("base", 448), ("large", 448)):
-    register(
-        f"eva02_{_size}_patch14_{_side}",
-        **eva02_size(_size),
-        **_images(14, _side),
-        **EVA02,
-        out_features=1000,
-    )(ViT)
-for _size, _patch, _classes in (
-    ("base", 32, 512),
-    ("base", 16, 512),
-    ("large", 14, 768),
-):
-    for _name, _phi in (("clip", "gelu"), ("clip_quickgelu", "quick_gelu")):
-        register(
-            f"vit_{_size}_patch{_patch}_{_name}_224",
-            **SIZES[_size],
-            **_images(_patch, 224),
-            out_features=_classes,
-            pre_norm=True,
-            patch_bias=False,
-            norm_eps=1e-5,
-            nonlinearity=_phi,
-        )(ViT)
-for _size, _patch, _side in (
-    ("base", 16, 224),
-    ("large", 16, 256),
-    ("so400m", 14, 384),
-):
-    register(
-        f"vit_{_size}_patch{_patch}_siglip_{_side}",
-        **SIZES[_size],
-        **_images(_patch, _side),
-        out_features=0,
-        class_token=False,
-        pool="attention",
-        drop_rest=_side % _patch > 0,
-    )(ViT)
-for _size in ("tiny", "small", "base"):
-    for _patch, _side in ((4, 32), (8, 64)):
-        register(
-            f"vit_{_size}_patch{_patch}_{_side}",
-            **SIZES[_size],
-            **_images(_patch, _side),
-        )(ViT)
+def _from_vit(config: Config) -> dict[str, Any]:
+    return {**_body(config), "out_features": config.classes(2)}
+
+
+def _from_dinov2(config: Config) -> dict[str, Any]:
+    full = config.over(_DEFAULTS[config.kind])
+    width, ratio = full["hidden_size"], full["mlp_ratio"]
+    classes = config.classes(2)
+    options = {**_body(config), "layer_scale": 1.0, "mlp_ratio": float(ratio)}
+    options |= {"out_features": classes}
+    options |= {"pool": "token_and_mean"} if classes else {}
+    if full["use_swiglu_ffn"]:
+        # DINOv2 takes two thirds, rounded up to a multiple of 8.
+        inner = (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
+        options |= {**_SWIGLU, "mlp_ratio": inner / width}
+    if config.kind == "dinov2_with_registers":
+        options["registers"] = full.whole("num_register_tokens")
+    return options
+
+
+def _from_dinov3(config: Config) -> dict[str, Any]:
+    full = config.over(_DEFAULTS[config.kind])
+    full.only(query_bias=True, value_bias=True, proj_bias=True, mlp_bias=True)
+    options = {
+        **_body(config),
+        **{"layer_scale": 1.0, "position": False, "rotary": True, "out_features": 0},
+        "rope_theta": float(full["rope_theta"]),
+        "key_bias": bool(full["key_bias"]),
+        "gated": bool(full["use_gated_mlp"]),
+    }
+    if full["num_register_tokens"]:
+        options["registers"] = full.whole("num_register_tokens")
+    return options
+
+
+def _from_clip(config: Config) -> dict[str, Any]:
+    options = {**_body(_tower(config, "clip")), "pre_norm": True, "patch_bias": False}
+    if config.kind != "clip" and "WithProjection" not in config.written_by:
+        return {**options, "out_features": 0}
+    size = config.whole("projection_dim", 512)
+    return {**options, "out_features": size, "readout_bias": False}
+
+
+def _from_siglip(config: Config) -> dict[str, Any]:
+    tower = _tower(config, "siglip")
+    pool = "attention" if tower.get("vision_use_head", True) else "none"
+    return {**_body(tower), "class_token": False, "pool": pool, "out_features": 0}
+
+
+def _tower(config: Config, kind: str) -> Config:
+    """The config of the image tower, with its kind."""
+    given = config.given
+    if config.kind == kind:
+        given = config.get("vision_config") or {}
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"the config.json of {config.where} has no vision_config to read"
+            )
+    return Config({**given, "model_type": kind}, config.where)
+
+
+def _body(config: Config) -> dict[str, Any]:
+    """Sizes and options that all types share."""
+    full = config.over(_DEFAULTS[config.kind])
+    width, heads = full.whole("hidden_size"), full.whole("num_attention_heads")
+    side, patch = full.whole("image_size"), full.whole("patch_size")
+    if width % heads:
+        raise ValueError(
+            f"the config.json of {config.where} says hidden_size={width} and "
+            f"num_attention_heads={heads}, which must divide it"
+        )
+    return {
+        "width": width,
+        "depth": full.whole("num_hidden_layers"),
+        "head_dim": width // heads,
+        "mlp_ratio": full.whole("intermediate_size") / width,
+        "patch_size": patch,
+        "input_shape": (side, side, full.whole("num_channels")),
+        "drop_rest": side % patch > 0,
+        "nonlinearity": full.activation("hidden_act", "gelu"),
+        "norm_eps": float(full["layer_norm_eps"]),
+        "qkv_bias": bool(full["qkv_bias"]),
+    }
+
+
+# --- Names of parameters elsewhere ---
+
+
+def _blocks(start: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {f"blocks/*/{ours}": start + theirs for ours, theirs in names.items()}
+
+
+def _flax(norm: str, mlp: str, attention: str, position: str) -> Layout:
+    names = {
+        "attention_norm": "LayerNorm_0/",
+        "mlp_norm": f"{norm}/",
+        "mlp/up": f"{mlp}/Dense_0/",
+        "mlp/down": f"{mlp}/Dense_1/",
+        **{
+            f"attention/{name}": f"{attention}/{name}/"
+            for name in ("query", "key", "value", "out")
+        },
+    }
+    modules = {
+        "readin": "embedding/",
+        "position": position,
+        "token": "cls",
+        "norm": "Transformer/encoder_norm/",
+        "readout": "head/",
+        **_blocks("Transformer/encoderblock_{}/", names),
+    }
+    same = {name: name for name in ("kernel", "scale", "bias")}
+    return Layout(modules, same, "ours", heads=True)
+
+
+# ViT and DINOv2 of transformers, as their files name them.
+_EMBEDDINGS = {
+    "readin": "embeddings.patch_embeddings.projection.",
+    "position": "embeddings.position_embeddings",
+    "token": "embeddings.cls_token",
+    "norm": "layernorm.",
+    "readout": "classifier.",
+}
+_SELF_ATTENTION = {
+    **{
+        f"attention/{name}": f"attention.attention.{name}."
+        for name in ("query", "key", "value")
+    },
+    "attention/out": "attention.output.dense.",
+}
+_LAYER_SCALES = {
+    "attention_scale/scale": "layer_scale1.lambda1",
+    "mlp_scale/scale": "layer_scale2.lambda1",
+}
+# CLIP and SigLIP of transformers.
+_TOWER = {
+    "position": "embeddings.position_embedding.weight",
+    "readin": "embeddings.patch_embedding.",
+    "norm": "post_layernorm.",
+    **_blocks(
+        "encoder.layers.{}.",
+        {
+            "attention_norm": "layer_norm1.",
+            "attention/query": "self_attn.q_proj.",
+            "attention/key": "self_attn.k_proj.",
+            "attention/value": "self_attn.v_proj.",
+            "attention/out": "self_attn.out_proj.",
+            "mlp_norm": "layer_norm2.",
+            "mlp/up": "mlp.fc1.",
+            "mlp/down": "mlp.fc2.",
+        },
+    ),
+}
+
+LAYOUTS = {
+    "timm": Layout(
+        {
+            "readin": "patch_embed.proj.",
+            "position": "pos_embed",
+            "token": "cls_token",
+            "registers": "reg_token",
+            "pre_norm": "norm_pre.",
+            "norm": "norm.",
+            "attention_pool/token": "attn_pool.latent",
+            "attention_pool/attention/query": "attn_pool.q.",
+            "attention_pool/attention/kv": "attn_pool.kv.",
+            "attention_pool/attention/out": "attn_pool.proj.",
+            "attention_pool/norm": "attn_pool.norm.",
+            "attention_pool/mlp/up": "attn_pool.mlp.fc1.",
+            "attention_pool/mlp/down": "attn_pool.mlp.fc2.",
+            "readout": "head.",
+            **_blocks(
+                "blocks.{}.",
+                {
+                    "attention_norm": "norm1.",
+                    "attention/qkv": "attn.qkv.",
+                    "attention/norm": "attn.norm.",
+                    "attention/out": "attn.proj.",
+                    "attention_scale/scale": "ls1.gamma",
+                    "mlp_norm": "norm2.",
+                    "mlp/up": "mlp.fc1.",
+                    "mlp/gate_up": "mlp.fc1.",
+                    "mlp/norm": "mlp.norm.",
+                    "mlp/down": "mlp.fc2.",
+                    "mlp_scale/scale": "ls2.gamma",
+                },
+            ),
+        }
+    ),
+    "torchvision": Layout(
+        {
+            "readin": "conv_proj.",
+            "position": "encoder.pos_embedding",
+            "token": "class_token",
+            "norm": "encoder.ln.",
+            "readout": "heads.head.",
+            **_blocks(
+                "encoder.layers.encoder_layer_{}.",
+                {
+                    "attention_norm": "ln_1.",
+                    "attention/qkv": "self_attention.in_proj_",
+                    "attention/out": "self_attention.out_proj.",
+                    "mlp_norm": "ln_2.",
+                    "mlp/up": "mlp.0.",
+                    "mlp/down": "mlp.3.",
+                },
+            ),
+        }
+    ),
+    "big_vision": _flax(
+        "LayerNorm_1", "MlpBlock_0", "MultiHeadDotProductAttention_0", "pos_embedding"
+    ),
+    "augreg": _flax(
+        "LayerNorm_2",
+        "MlpBlock_3",
+        "MultiHeadDotProductAttention_1",
+        "Transformer/posembed_input/pos_embedding",
+    ),
+    "transformers_vit": Layout(
+        {
+            **_EMBEDDINGS,
+            **_blocks(
+                "encoder.layer.{}.",
+                {
+                    **_SELF_ATTENTION,
+                    "attention_norm": "layernorm_before.",
+                    "mlp_norm": "layernorm_after.",
+                    "mlp/up": "intermediate.dense.",
+                    "mlp/down": "output.dense.",
+                },
+            ),
+        },
+        prefix="vit.",
+    ),
+    "transformers_dinov2": Layout(
+        {
+            **_EMBEDDINGS,
+            "registers": "embeddings.register_tokens",
+            **_blocks(
+                "encoder.layer.{}.",
+                {
+                    **_SELF_ATTENTION,
+                    **_LAYER_SCALES,
+                    "attention_norm": "norm1.",
+                    "mlp_norm": "norm2.",
+                    "mlp/up": "mlp.fc1.",
+                    "mlp/gate_up": "mlp.weights_in.",
+                    "mlp/down": "mlp.fc2.",
+                },
+            ),
+        },
+        prefix="dinov2.",
+    ),
+    "transformers_clip": Layout(
+        {
+            **_TOWER,
+            "token": "embeddings.class_embedding",
+            # Misspelled in transformers.
+            "pre_norm": "pre_layrnorm.",
+            "readout": "visual_projection.",
+        },
+        prefix="vision_model.",
+    ),
+    "transformers_siglip": Layout(
+        {
+            **_TOWER,
+            "attention_pool/token": "head.probe",
+            "attention_pool/attention/qkv": "head.attention.in_proj_",
+            "attention_pool/attention/out": "head.attention.out_proj.",
+            "attention_pool/norm": "head.layernorm.",
+            "attention_pool/mlp/up": "head.mlp.fc1.",
+            "attention_pool/mlp/down": "head.mlp.fc2.",
+        },
+        prefix="vision_model.",
+    ),
+    "transformers_dinov3": Layout(
+        {
+            "readin": "embeddings.patch_embeddings.",
+            "token": "embeddings.cls_token",
+            "registers": "embeddings.register_tokens",
+            "norm": "norm.",
+            **_blocks(
+                "layer.{}.",
+                {
+                    **_LAYER_SCALES,
+                    "attention_norm": "norm1.",
+                    "attention/query": "attention.q_proj.",
+                    "attention/key": "attention.k_proj.",
+                    "attention/value": "attention.v_proj.",
+                    "attention/out": "attention.o_proj.",
+                    "mlp_norm": "norm2.",
+                    "mlp/gate": "mlp.gate_proj.",
+                    "mlp/up": "mlp.up_proj.",
+                    "mlp/down": "mlp.down_proj.",
+                },
+            ),
+        }
+    ),
+}
+# Keys outside of the image tower, or used in pretraining only.
+_UNUSED = {
+    "transformers_vit": r"(^|\.)pooler\.|mask_token$",
+    "transformers_dinov2": r"mask_token$",
+    "transformers_dinov3": r"mask_token$",
+    "transformers_clip": r"^text_model\.|^text_projection\.|^logit_|position_ids$",
+    "transformers_siglip": r"^text_model\.|^logit_|position_ids$",
+}
+# Whether the class token has a position; layouts that are missing allow both.
+_CLASS_POSITION = {
+    "torchvision": True,
+    "big_vision": False,
+    "augreg": True,
+    "transformers_vit": True,
+    "transformers_dinov2": True,
+    "transformers_clip": True,
+}
+
+
+def _detect(model: ViT, keys: Iterable[str]) -> tuple[str, str | None]:
+    """The layout of a file, and the prefix of its keys."""
+    keys = set(keys)
+    flax = "params/" if any(key.startswith("params/") for key in keys) else ""
+    if any(key.startswith(f"{flax}Transformer/") for key in keys):
+        augreg = any("posembed_input" in key for key in keys)
+        return ("augreg" if augreg else "big_vision"), flax
+    scaled = any("layer_scale1." in key for key in keys)
+    patches = "embeddings.patch_embedding"
+    for end, name in (
+        ("embeddings.class_embedding", "transformers_clip"),
+        (f"{patches}.weight", "transformers_siglip"),
+        (f"{patches}s.projection.weight", f"transformers_{'dinov2' * scaled or 'vit'}"),
+        (f"{patches}s.weight", "transformers_dinov3"),
+    ):
+        if prefixes := [k.removesuffix(end) for k in keys if k.endswith(end)]:
+            return name, min(prefixes, key=len)
+    if any(key.startswith("encoder.") for key in keys):
+        return "torchvision", ""
+    return "timm", ""
+
+
+def _unused(model: ViT, name: str) -> re.Pattern[str]:
+    """Keys of text towers, of pretraining, and of a head or pooling that is absent."""
+    patterns = [_UNUSED[name]] if name in _UNUSED else []
+    modules = LAYOUTS[name].modules
+    if model.readout is None and "readout" in modules:
+        patterns.append("^" + re.escape(modules["readout"]) + "(weight|bias|kernel)$")
+    if model.pool == "none":
+        pool = [name for ours, name in modules.items() if ours.startswith("attention_")]
+        patterns += [r"(^|\.)" + re.escape(name) for name in pool]
+    return re.compile("|".join(patterns) or r"(?!)")
+
+
+def _layout(model: ViT, name: str) -> Layout:
+    """The layout of a ViT.
+
+    big_vision's networks were trained with "gelu_tanh" and pool="norm_mean"; timm reads
+    those of augreg with "gelu".
+    """
+    chosen, gated = LAYOUTS[name], model.options.gated
+    _check_positions(model, name)
+    modules, prefix = dict(chosen.modules), chosen.prefix
+    if name == "timm" and (model.rope_theta is not None or not model.options.key_bias):
+        modules |= _eva_modules(model)
+        if gated and "blocks/*/mlp/gate" not in modules:
+            modules.pop("blocks/*/mlp/up")
+    elif name == "transformers_dinov3":
+        pass
+    elif gated:
+        modules.pop("blocks/*/mlp/up", None)
+        if name == "transformers_dinov2":
+            modules["blocks/*/mlp/down"] = "encoder.layer.{}.mlp.weights_out."
+    else:
+        modules.pop("blocks/*/mlp/gate_up", None)
+    if name == "timm" and model.pool == "mean":
+        modules["norm"] = "fc_norm."
+    if prefix == "dinov2." and model.registers is not None:
+        prefix = "dinov2_with_registers."
+    if model.readout is None and prefix[:4] in ("vit.", "dino"):
+        prefix = ""  # of a model without a head
+    special = _special(model, chosen, name)
+    return chosen._replace(modules=modules, special=special, prefix=prefix)
+
+
+def _eva_modules(model: ViT) -> dict[str, str]:
+    """Names in timm's class Eva (DINOv3, EVA, EVA-02) that differ from other ViTs'."""
+    is_dinov3 = model.rope_theta is not None and model.rope_grid is None
+    inner_norm = bool(model.options.inner_norm)
+    names = {"attention_scale/scale": "gamma_1", "mlp_scale/scale": "gamma_2"}
+    if inner_norm:
+        for name in ("query", "key", "value"):
+            names[f"attention/{name}"] = f"attn.{name[0]}_proj."
+    else:
+        names["attention/query/bias"] = "attn.q_bias"
+        names["attention/value/bias"] = "attn.v_bias"
+    if model.options.gated and (is_dinov3 or inner_norm):
+        names |= {"mlp/gate": "mlp.fc1_g.", "mlp/up": "mlp.fc1_x."}
+    return _blocks("blocks.{}.", names)
+
+
+def _check_positions(model: ViT, name: str) -> None:
+    if name != "timm" and model.rope_grid is not None:
+        raise ValueError(
+            f"the layout {name!r} has no network with rotary='index'; use 'timm'"
+        )
+    if name not in ("timm", "transformers_dinov3") and model.rope_theta is not None:
+        raise ValueError(
+            f"the layout {name!r} is for networks without rotary positions; use "
+            "'timm' or 'transformers_dinov3'"
+        )
+    if name == "transformers_dinov3" and model.rope_theta is None:
+        raise Misfit(
+            f"the layout {name!r} is for networks with rotary positions; pass ",
+            {"rotary": "True", "position": "False"},
+        )
+    if model.token is None or model.position is None:
+        return
+    has, needed = model.class_position, _CLASS_POSITION.get(name)
+    if name == "timm" and model.registers is not None:
+        needed = False
+    if needed not in (None, has):
+        raise Misfit(
+            f"in the layout {name!r} the class token has "
+            f"{'a' if needed else 'no'} position; pass ",
+            {"class_position": str(needed)},
+        )
+
+
+def _special(
+    model: ViT, layout: Layout, name: str
+) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """{path: (shape in the file, order of axes)} of what is not a matrix or vector."""
+    p, c, n = model.patch_size, model.channels, model.plan["embed"].size
+    patches = (n, c, p, p), (2, 3, 1, 0)
+    token = (1, 1, n), (0, 1, 2)
+    positions = (0, n) if model.position is None else model.position.shape
+    table = (1, *positions), (0, 1, 2)
+    if layout.kernel == "ours":
+        patches = (p, p, c, n), (0, 1, 2, 3)
+    tower = name in ("transformers_clip", "transformers_siglip")
+    registers = 0 if model.registers is None else model.registers.shape[0]
+    return {
+        "readin/kernel": patches,
+        "position": (positions, (0, 1)) if tower else table,
+        "token": ((n,), (0,)) if tower else token,
+        "registers": ((1, registers, n), (0, 1, 2)),
+        "attention_pool/token": token,
+    }
+
+
+register(
+    Record(
+        model=ViT,
+        sizes={"vit": {}, **_SMALL, **{name: TIMM[name] for name in NAMES}},
+        timm=TIMM,
+        transformers={
+            "vit": _from_vit,
+            "dinov2": _from_dinov2,
+            "dinov2_with_registers": _from_dinov2,
+            "dinov3_vit": _from_dinov3,
+            "clip": _from_clip,
+            "clip_vision_model": _from_clip,
+            "siglip": _from_siglip,
+            "siglip_vision_model": _from_siglip,
+        },
+        layouts=lambda model: tuple(LAYOUTS),
+        layout=_layout,
+        detect=_detect,
+        unused=_unused,
+        factor=branch_factor,
+    )
+)

@@ -258,7 +258,6 @@ class Attention(nnx.Module):
       plan: the model's plan, with the axes "heads" and "head_dim".
       options: those of its block.
       in_branch: whether it is in a residual branch.
-      rngs: random state.
 
     Source: Bordelon et al., App. A.3.
     """
@@ -461,7 +460,7 @@ class MLP(nnx.Module):
         φ = activation(self.nonlinearity)
         h = φ(self.up(x)) if self.gate is None else φ(self.gate(x)) * self.up(x)
         h = dropout(h, self.dropout, key)
-        return self.down(h if self.norm is None else self.norm(h))
+        return self.down(applied(self.norm, h))
 
 
 def _norm(
@@ -471,6 +470,11 @@ def _norm(
         return None
     kind = RMSNorm if options.rms_norm else LayerNorm
     return kind(plan, "embed", in_branch=in_branch, epsilon=options.norm_eps)
+
+
+def applied(layer: nnx.Module | None, x: Array) -> Array:
+    """The output of a layer; x itself without one."""
+    return x if layer is None else layer(x)
 
 
 def _layer_scale(plan: Plan, options: BlockOptions) -> LayerScale | None:
@@ -515,13 +519,11 @@ class TransformerBlock(nnx.Module):
     ) -> Float[Array, "batch time n"]:
         keys = [None] * 5 if noise is None else list(jax.random.split(noise.key, 5))
         rate = None if noise is None else noise.drop_path
-        h = x if self.attention_norm is None else self.attention_norm(x)
-        h = dropout(self.attention(h, angles), self.dropout, keys[0])
-        h = h if self.attention_scale is None else self.attention_scale(h)
+        h = self.attention(applied(self.attention_norm, x), angles)
+        h = applied(self.attention_scale, dropout(h, self.dropout, keys[0]))
         x = x + self.branch * drop_path(h, rate, keys[1])
-        h = x if self.mlp_norm is None else self.mlp_norm(x)
-        h = dropout(self.mlp(h, keys[2]), self.dropout, keys[3])
-        h = h if self.mlp_scale is None else self.mlp_scale(h)
+        h = self.mlp(applied(self.mlp_norm, x), keys[2])
+        h = applied(self.mlp_scale, dropout(h, self.dropout, keys[3]))
         return x + self.branch * drop_path(h, rate, keys[4])
 
     def routing(
@@ -529,27 +531,44 @@ class TransformerBlock(nnx.Module):
     ) -> Float[Array, "batch time experts"]:
         """The router's probabilities of the block's experts, without noise."""
         assert isinstance(self.mlp, Experts)
-        h = self.attention(x if self.attention_norm is None else self.attention_norm(x))
-        h = h if self.attention_scale is None else self.attention_scale(h)
-        x = x + self.branch * h
-        return self.mlp.probabilities(x if self.mlp_norm is None else self.mlp_norm(x))
+        h = self.attention(applied(self.attention_norm, x))
+        x = x + self.branch * applied(self.attention_scale, h)
+        return self.mlp.probabilities(applied(self.mlp_norm, x))
 
     def decode(
         self, x: Float[Array, "batch time n"], cache: Cache, places: Places
     ) -> tuple[Float[Array, "batch time n"], Cache]:
         """Apply the block to tokens that follow those of a cache, without noise."""
-        h = x if self.attention_norm is None else self.attention_norm(x)
+        h = applied(self.attention_norm, x)
         h, cache = self.attention.decode(h, cache, places)
-        h = h if self.attention_scale is None else self.attention_scale(h)
-        x = x + self.branch * h
-        h = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
-        h = h if self.mlp_scale is None else self.mlp_scale(h)
+        x = x + self.branch * applied(self.attention_scale, h)
+        h = applied(self.mlp_scale, self.mlp(applied(self.mlp_norm, x)))
         return x + self.branch * h, cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerOptions(ResidualOptions):
-    """Options of every transformer; `ViT` and `GPT` describe them."""
+    """Options of every transformer.
+
+    Attributes:
+      heads: number of heads, constant over widths: the size of a head grows. Pass this
+        or `head_dim`.
+      head_dim: size of a head, constant over widths: the number of heads grows. 64 if
+        neither `heads` nor `head_dim` is given.
+      mlp_ratio: width of the MLP, as a multiple of `width`.
+      layer_norm: normalize before each branch (pre-LN) and after the last block; False:
+        no norms.
+      norm_eps: constant added to the variance.
+      nonlinearity: of the MLP: "gelu" (exact) or "gelu_tanh" (approximate).
+      zero_queries: initialize queries with zeros. Keys then have no gradient in the
+        first step.
+      zero_readout: initialize the readout with zeros.
+      zero_init: initialize the last kernel of each branch with zeros.
+      dropout: probability of dropout after embeddings, inside the MLP and of branches.
+      drop_path: probability of dropping the branches of the last block; it increases
+        linearly from zero at the first block.
+      attention: "auto", "xla" or "cudnn"; see `BlockOptions`.
+    """
 
     heads: int | None = None
     head_dim: int | None = None
@@ -678,8 +697,7 @@ class Transformer(Family):
         """The streams after some blocks (-1 is the last), or after all for None."""
         numbers = numbers_of_blocks(blocks, self.depth)
         _, kept = self.run_blocks_keeping(x, numbers, angles)
-        last = self.norm if norm else None
-        return tuple(h if last is None else last(h) for h in kept)
+        return tuple(applied(self.norm if norm else None, h) for h in kept)
 
     def decode_blocks(
         self, x: Float[Array, "batch time n"], cache: Cache, places: Places
@@ -703,7 +721,6 @@ class AttentionPool(nnx.Module):
     Args:
       plan: the model's plan, with the axes "heads", "head_dim" and "mlp".
       options: those of the blocks; LayerScale, rotary positions and noise are left out.
-      rngs: random state.
 
     Source: Zhai et al. 2022, arXiv:2106.04560, section 3.4 ("MAP head"); SigLIP,
     arXiv:2303.15343.
@@ -732,7 +749,7 @@ class AttentionPool(nnx.Module):
         token = times(weight(self.token, x.dtype), self.multiplier)
         token = jnp.broadcast_to(token, (x.shape[0], 1, x.shape[-1]))
         z = self.attention.read(token, x)[:, 0]
-        return z + self.mlp(z if self.norm is None else self.norm(z))
+        return z + self.mlp(applied(self.norm, z))
 
 
 def dropout(
@@ -741,7 +758,6 @@ def dropout(
     """Set entries to zero with probability `rate`, and multiply others by 1/(1-rate).
 
     Args:
-      x: any array.
       rate: probability.
       key: random key; None returns x unchanged.
     """
@@ -767,3 +783,19 @@ def drop_path(
         return x
     keep = jax.random.bernoulli(key, 1 - rate, (x.shape[0], 1, 1))
     return x * (keep.astype(rate.dtype) / (1 - rate)).astype(x.dtype)
+
+
+def branch_factor(model: Transformer, path: str) -> float:
+    """The product of the multipliers outside of a parameter's own layer.
+
+    Queries take the factor of the logits over the 1/√d_head of other libraries; after
+    QK-norm its scale does. The last kernel of a branch takes the branch's.
+    """
+    parts = path.split("/")
+    reads = "query_norm" if model.options.qk_norm else "query"
+    owners = (["blocks", "attention"], ["attention_pool", "attention"])
+    if parts[:2] in owners and parts[2] == reads:
+        return logit_scale(model.plan) * model.plan["head_dim"].size ** 0.5
+    if parts[:3] in (["blocks", "attention", "out"], ["blocks", "mlp", "down"]):
+        return model.plan.branch
+    return 1.0

@@ -117,7 +117,6 @@ class Dense(nnx.Module):
     """Linear layer over the last axes of x, y = multiplier · x W (+ b).
 
     Args:
-      plan: the model's plan.
       names: axes of the kernel: fan-in axes, then fan-out axes.
       inputs: number of fan-in axes.
       bias: whether there is a bias, which starts at zero.
@@ -125,7 +124,6 @@ class Dense(nnx.Module):
       init: of the kernel; see `Plan.param`.
       gain: see `Plan.param`.
       trained: whether the parameters are trained; False freezes them.
-      rngs: random state.
     """
 
     def __init__(
@@ -181,7 +179,6 @@ class LayerNorm(nnx.Module):
     """Layer normalization over the last axis, with scale and bias.
 
     Args:
-      plan: the model's plan.
       name: the axis that is normalized.
       in_branch: whether it is in a residual branch.
       epsilon: added to the variance; 1e-6 in timm's ViT, 1e-5 in torch and GPT-2.
@@ -248,7 +245,6 @@ class RMSNorm(nnx.Module):
     """x / rms(x) over the last axis, with scale and without bias.
 
     Args:
-      plan: the model's plan.
       name: the axis that is normalized.
       in_branch: whether it is in a residual branch.
       epsilon: added to the mean square.
@@ -275,7 +271,6 @@ class LayerScale(nnx.Module):
     """A trained factor for each entry of a residual branch.
 
     Args:
-      plan: the model's plan.
       name: the axis of the entries.
       initial: every factor's initial value.
 
@@ -353,7 +348,6 @@ def stack(
     Args:
       create: builds one block.
       depth: number of blocks.
-      rngs: random state.
       base_depth: number of blocks that the base model stacks here; None for `depth`
         over the plan's depth ratio.
     """

@@ -1,5 +1,7 @@
 """Convolution, pooling and normalization layers of convolutional networks, NHWC."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -36,7 +38,6 @@ class Conv(nnx.Module):
       in_branch: whether it is in a residual branch.
       init: see `Plan.param`.
       gain: see `Plan.param`.
-      rngs: random state.
     """
 
     def __init__(
@@ -94,7 +95,6 @@ class BatchNorm(nnx.Module):
     batch.
 
     Args:
-      plan: the model's plan.
       name: the axis of channels.
       in_branch: whether it is in a residual branch.
       init: of the scale, "ones" or "zeros".
@@ -170,7 +170,6 @@ class InstanceNorm(nnx.Module):
     """Normalization of each channel of each image over its two spatial axes.
 
     Args:
-      plan: the model's plan.
       name: the axis of channels.
       in_branch: whether it is in a residual branch.
       init: of the scale, "ones" or "zeros".
@@ -221,7 +220,6 @@ def make_norm(
     Args:
       kind: "batch", "layer" (over the channels at each position), "instance" (over
         the positions of each channel) or "none".
-      plan: the model's plan.
       name: the axis.
       in_branch: whether it is in a residual branch.
       init: of the scale, "ones" or "zeros".
@@ -277,6 +275,37 @@ def half(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
     """
     odd = [(0, n % 2) for n in x.shape[1:3]]
     return nnx.avg_pool(x, (2, 2), (2, 2), odd, count_include_pad=False)
+
+
+def antialiased(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:
+    """Halve the image by "blur" or "average"; "none" returns it."""
+    if kind == "none":
+        return x
+    return blur(x) if kind == "blur" else pool(x, "average")
+
+
+def fan_out_conv(
+    plan: Plan,
+    size: int,
+    names: tuple[str, str],
+    *,
+    per_group: bool = False,
+    **more: Any,
+) -> Conv:
+    """A `Conv` with weights of variance 2/fan_out at the base.
+
+    Args:
+      plan: as of `Conv`.
+      size: as of `Conv`.
+      names: as of `Conv`.
+      per_group: whether the fan-out is that of one group, as in timm's EfficientNet and
+        RegNet. It then is the fan-in.
+      **more: further arguments of `Conv`.
+
+    Source: He et al. 2015 (arXiv:1502.01852), eq. 14.
+    """
+    ratio = 1.0 if per_group else plan[names[0]].base / plan[names[1]].base
+    return Conv(plan, size, names, gain=(2 * ratio) ** 0.5, **more)
 
 
 def check_images(x: Float[Array, "..."], channels: int) -> None:

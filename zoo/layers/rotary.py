@@ -1,8 +1,9 @@
-"""Rotary position embedding of queries and keys."""
+"""Positions: rotary embedding of queries and keys, and tables for other images."""
 
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -159,3 +160,24 @@ def grid_angles(
     angles = places[:, :, None] * frequencies
     angles = angles.reshape(len(places), -1)
     return np.concatenate([np.zeros((prefix, angles.shape[1])), angles])
+
+
+def resize_positions(
+    table: Float[Array, "positions n"],
+    before: tuple[int, int],
+    after: tuple[int, int],
+) -> Float[Array, "positions2 n"]:
+    """Interpolate a table of positions from one grid of patches to another.
+
+    Args:
+      table: the position of the class token, if it has one, and those of the patches.
+      before: (rows, columns) of the table's patches.
+      after: (rows, columns) of the result's.
+
+    Source: Dosovitskiy et al. 2020 (arXiv:2010.11929), section 3.2; cubic, as timm.
+    """
+    n = table.shape[-1]
+    first = table.shape[0] - before[0] * before[1]
+    patches = table[first:].reshape(*before, n)
+    patches = jax.image.resize(patches, (*after, n), "cubic").reshape(-1, n)
+    return jnp.concatenate([table[:first], patches])

@@ -17,13 +17,11 @@ class SqueezeExcite(nnx.Module):
     Both kernels have a fan-in and a fan-out that grow with width, and biases.
 
     Args:
-      plan: the model's plan.
       name: the axis of channels.
       squeezed: the axis between the two kernels.
       nonlinearity: φ, a name of `layers.ACTIVATIONS`.
       gate: a name of `GATES`.
       in_branch: whether it is in a residual branch.
-      rngs: random state.
 
     Source: Hu et al. 2018 (arXiv:1709.01507), eqs. 2 to 4.
     """

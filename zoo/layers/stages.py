@@ -1,13 +1,125 @@
 """Convolutional networks with stages: a stage, and the base class of the networks."""
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import Family
-from .basic import Dense, call, numbers_of_blocks, scan, single
-from .conv import check_images
+from ..family import Family, ResidualOptions
+from .basic import ACTIVATIONS, call, numbers_of_blocks, scan, stack
+from .conv import Conv, antialiased, check_images, half
+from .squeeze import SqueezeExcite
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageOptions(ResidualOptions):
+    """Options of every network of stages.
+
+    Attributes:
+      input_shape: (height, width, channels) of an image. Images of any size are
+        accepted.
+      out_features: number of classes.
+    """
+
+    input_shape: tuple[int, ...] = (224, 224, 3)
+    out_features: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.input_shape) != 3:
+            raise ValueError(
+                f"input_shape={self.input_shape} must be (height, width, channels)"
+            )
+
+    def check_blocks(self, blocks: tuple[int, ...]) -> None:
+        """Raise a `ValueError` unless these are numbers of blocks of some stages."""
+        if not blocks or any(not isinstance(n, int) or n < 1 for n in blocks):
+            raise ValueError(f"blocks={blocks} must be numbers of blocks, at least 1")
+
+
+class Projection(nnx.Module):
+    """The shortcut of a block whose output has another shape: a 1x1 convolution.
+
+    It has the stride, or follows an average over 2x2 pixels.
+    """
+
+    def __init__(self, conv: Conv, norm: nnx.Module, *, average: bool = False):
+        self.average = average
+        self.conv = conv
+        self.norm = norm
+
+    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
+        return self.norm(self.conv(half(x) if self.average else x))
+
+
+class ConvBlock(nnx.Module):
+    """φ(shortcut(x) + a M^-α · branch(x)), where the branch is a chain of convolutions.
+
+    Each is normalized, and the nonlinearity stands between them.
+
+    Args:
+      convs: the convolutions.
+      norms: of their outputs.
+      branch: the factor a M^-α.
+      nonlinearity: a name of `ACTIVATIONS`.
+      after: where the nonlinearity also stands: "sum", "branch", or "" for nowhere.
+      se: squeeze-and-excitation; None for none.
+      se_before: the number of the convolution that it precedes; their number for the
+        end of the branch.
+      shortcut: a projection of x; None for x itself.
+      residual: False: the block is its branch alone, without the factor.
+      antialias: how the image is halved: "none" (strides), "blur" or "average".
+      antialias_after: the number of the convolution that this follows.
+    """
+
+    def __init__(
+        self,
+        convs: Sequence[Conv],
+        norms: Sequence[nnx.Module],
+        *,
+        branch: float,
+        nonlinearity: str = "relu",
+        after: str = "sum",
+        se: SqueezeExcite | None = None,
+        se_before: int = 0,
+        shortcut: Projection | None = None,
+        residual: bool = True,
+        antialias: str = "none",
+        antialias_after: int = 0,
+    ):
+        self.branch = branch
+        self.nonlinearity, self.after = nonlinearity, after
+        self.residual = residual
+        self.antialias, self.antialias_after = antialias, antialias_after
+        self.convs, self.norms = nnx.List(convs), nnx.List(norms)
+        self.se, self.se_before = se, se_before
+        self.shortcut = shortcut
+
+    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
+        φ, h, count = ACTIVATIONS[self.nonlinearity], x, len(self.convs)
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            if self.se is not None and i == self.se_before:
+                h = self.se(h)
+            h = norm(conv(h))
+            if i < count - 1 or self.after == "branch":
+                h = φ(h)
+            if i == self.antialias_after:
+                h = antialiased(h, self.antialias)
+        if self.se is not None and self.se_before == count:
+            h = self.se(h)
+        if not self.residual:
+            return h
+        x = x if self.shortcut is None else self.shortcut(x)
+        if x.shape != h.shape:
+            raise ValueError(
+                f"antialias={self.antialias!r} makes {h.shape[1:3]} pixels of an odd "
+                f"number, and the shortcut {x.shape[1:3]}; give images whose height "
+                "and width are multiples of 32"
+            )
+        x = x + self.branch * h
+        return φ(x) if self.after == "sum" else x
 
 
 class Stage(nnx.Module):
@@ -24,6 +136,28 @@ class Stage(nnx.Module):
         self.rest = rest
         self.remat = remat
 
+    @classmethod
+    def of(
+        cls,
+        build: Callable[[int, nnx.Rngs], nnx.Module],
+        count: int,
+        options: ResidualOptions,
+        rngs: nnx.Rngs,
+    ) -> "Stage":
+        """Build a stage.
+
+        Args:
+          build: builds its first block for 0, any other for 1.
+          count: number of blocks at depth 1.
+          options: of the family.
+        """
+        first, more = build(0, rngs), options.depth * count - 1
+        rest = None
+        if more:
+            base = options.tuned_depth * count - 1
+            rest = stack(functools.partial(build, 1), more, rngs, base_depth=base)
+        return cls(first, rest, remat=options.remat)
+
     def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
         x = call(self.first, x, remat=self.remat)
         return x if self.rest is None else scan(self.rest, x, remat=self.remat)
@@ -32,26 +166,21 @@ class Stage(nnx.Module):
 class Staged(Family):
     """A convolutional network: an entry, stages one after another, and a readout.
 
-    A subclass sets `channels` (of its images), `stages` and `readout` in `build`, and
-    defines `features`. It also defines `_enter`, the layers before the first stage, or
-    `_maps` if there are layers between stages.
+    A subclass sets `channels` (of its images), `stages` and `readout` in `build`. It
+    defines `_enter`, the layers before the first stage, or `_maps` if there are layers
+    between stages.
     """
 
     channels: int
     stages: nnx.List
-    readout: Dense
-
-    def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch out"]:
-        logits = self.readout(self.features(x)) * self.plan.output
-        return logits.astype(single(logits.dtype))
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch *n"]:
-        """Features before the readout.
+        """Features before the readout: the mean over pixels of the last stage.
 
-        Args:
-          x: images, as in a call.
+        Returns:
+          Features of shape (batch, channels of the last stage).
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no features method")
+        return self._maps(x)[-1].mean(axis=(1, 2))
 
     def intermediates(
         self, x: Float[Array, "batch h w c"], blocks: Sequence[int] | None = None
@@ -59,7 +188,6 @@ class Staged(Family):
         """The output of some of the stages.
 
         Args:
-          x: images, as in a call.
           blocks: indices of stages, from 0, or negative from the end; None for all. The
             rows of an `EfficientNet` with the same `stage` are one stage.
 
@@ -98,3 +226,18 @@ class Staged(Family):
     def _enter(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 n"]:
         """Apply the layers before the first stage."""
         raise NotImplementedError(f"{type(self).__name__} defines no _enter method")
+
+
+def last_norm_factor(model: Staged, path: str) -> float:
+    """The branch's multiplier for the parameters of the last norm of a branch, else 1.
+
+    Args:
+      model: whose stages have blocks of `ConvBlock`.
+      path: of a parameter.
+    """
+    parts = path.split("/")
+    if parts[0] != "stages":
+        return 1.0
+    block = getattr(model.stages[int(parts[1])], parts[2])
+    is_last = parts[3:5] == ["norms", str(len(block.norms) - 1)]
+    return model.plan.branch if is_last and block.residual else 1.0

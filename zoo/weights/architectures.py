@@ -2,25 +2,34 @@
 
 The keys of a file do not determine the architecture: timm's resnetblur50 and resnetaa50
 have the keys and shapes of resnet50, but compute something else. So the architecture is
-read from the repository's `config.json`, and only those listed here are accepted.
+read from the repository's `config.json`, and only those of a `Record` are accepted.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..families.convnet_configs import convnet, transformers_convnet
-from ..families.decoder_configs import Architecture, decoder, whole
-from ..families.vit_configs import MODEL_TYPES, pool_of, timm_table, transformers_vit
-from ..registry import options_of
+from ..registry import Record, class_options, default_options, records
+from .configs import Config, whole
+
+
+class Architecture(NamedTuple):
+    """A model of the zoo that computes what another library's network computes.
+
+    Attributes:
+      model: a name of `zoo.list_models()`.
+      options: for `zoo.create`, where they differ from that model's defaults.
+    """
+
+    model: str
+    options: dict[str, Any]
 
 
 def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
     """Find the architecture that a `config.json` describes.
 
     Args:
-      config: contents of the config.json of a repository of timm, or of transformers
-        for GPT-2, Llama, Qwen2, Qwen3, ViT, DINOv2, CLIP, SigLIP, ResNet and ConvNeXt.
+      config: contents of the config.json of a repository of timm, or of transformers.
       where: the repository or directory, for messages.
 
     Returns:
@@ -31,16 +40,19 @@ def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
         the wrong type.
 
     Examples:
+      >>> from mupax.zoo.weights.architectures import identify
       >>> identify({"architecture": "resnet50", "num_classes": 1000}, "timm/x")
       Architecture(model='resnet50', options={'out_features': 1000})
+      >>> identify({"model_type": "vit", "qkv_bias": False}, "x").options
+      {'norm_eps': 1e-12, 'out_features': 0, 'qkv_bias': False}
     """
     try:
         if "architecture" in config:
             return _timm(config, where)
-        if config.get("model_type") in MODEL_TYPES:
-            return transformers_vit(config, where)
         if "model_type" in config:
-            return transformers_convnet(config, where) or decoder(config, where)
+            return _transformers(Config(config, where))
+    except KeyError as error:
+        raise ValueError(f"the config.json of {where} lacks {error}") from None
     except (AttributeError, LookupError, OverflowError, TypeError) as error:
         raise ValueError(
             f"the config.json of {where} holds a value of the wrong type ({error}); "
@@ -49,26 +61,92 @@ def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
     return None
 
 
+# Options that networks of one name differ in. Others make another network.
+_ADJUSTABLE = {
+    *("input_shape", "out_features", "norm_eps", "head_eps", "nonlinearity"),
+    *("drop_rest", "layer_scale", "qkv_bias", "key_bias", "class_token", "rope_theta"),
+    *("readout_bias", "vocab_size", "context", "tied", "head"),
+}
+
+
+def _value(options: Mapping[str, Any], key: str) -> Any:
+    """An option, with the value that None stands for."""
+    value = options.get(key)
+    return 64 if key == "head_dim" and value is None else value
+
+
+def named(record: Record, options: Mapping[str, Any]) -> Architecture:
+    """The model of a family with these options, and the options that it lacks.
+
+    It is the one of `record.sizes` that differs least, in adjustable options only; else
+    `record.base` with every option that differs.
+    """
+    full = {**class_options(record.model), **options}
+    fits = []
+    for name in record.sizes:
+        known = default_options(name)
+        other = {k: v for k, v in full.items() if _value(known, k) != _value(full, k)}
+        scaled = [o.get("layer_scale") is not None for o in (known, full)]
+        if other.keys() <= _ADJUSTABLE and scaled[0] == scaled[1]:
+            fits.append(Architecture(name, other))
+    if fits:
+        return min(fits, key=lambda fit: len(fit.options))
+    known = default_options(_base(record))
+    return Architecture(
+        _base(record), {k: v for k, v in full.items() if known.get(k) != v}
+    )
+
+
+def timm_architecture(name: str) -> Architecture | None:
+    """The model that timm's architecture of this name is; None if the zoo lacks it."""
+    for record in records():
+        if name in record.timm:
+            if name in record.sizes:
+                return Architecture(name, {})
+            return named(record, record.timm[name])
+    return None
+
+
+def timm_names() -> dict[str, list[str]]:
+    """By model of the zoo, timm's names of the same architecture.
+
+    Networks of timm that no model is named after are left out.
+    """
+    by_model: dict[str, list[str]] = {}
+    for record in records():
+        for name in record.timm:
+            model = named(record, record.timm[name]).model
+            if name == model or model != _base(record):
+                by_model.setdefault(model, []).append(name)
+    return by_model
+
+
+def _base(record: Record) -> str:
+    return record.base or next(iter(record.sizes))
+
+
+# --- transformers ---
+
+
+def _transformers(config: Config) -> Architecture:
+    if "quantization_config" in config.given:
+        raise ValueError(
+            f"{config.where} holds quantized weights, which are not supported; pass "
+            "the repository of the original weights"
+        )
+    for record in records():
+        if config.kind in record.transformers:
+            return named(record, record.transformers[config.kind](config))
+    known = sorted(kind for record in records() for kind in record.transformers)
+    raise ValueError(
+        f"{config.where} holds a {config.kind!r} of transformers; the supported types "
+        f"are {', '.join(known)}; for another image model pass timm's repository, e.g. "
+        "timm/vit_base_patch16_224.augreg_in21k_ft_in1k"
+    )
+
+
 # --- timm ---
 
-_VITS = {
-    # width, depth, size of a head
-    "tiny": (192, 12, 64),
-    "small": (384, 12, 64),
-    "base": (768, 12, 64),
-    "large": (1024, 24, 64),
-    "huge": (1280, 32, 80),
-}
-_VIT_NAMES = (
-    *(f"{size}_patch16_{side}" for size in _VITS for side in (224, 384)),
-    *(f"{size}_patch32_{side}" for size in _VITS for side in (224, 384)),
-    *(f"{size}_patch8_224" for size in _VITS),
-    *(f"{size}_patch14_224" for size in ("large", "huge")),
-)
-_DEITS = (
-    *(f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")),
-    "deit_base_patch16_384",
-)
 # (pattern of names, feature that the zoo lacks); the first match is reported.
 _VARIANTS = (
     (r"^(wide_|se)?resne(t|xt)\d+(_2)?$", "other numbers of blocks or channels"),
@@ -98,28 +176,6 @@ _VARIANTS = (
     (r"_relpos|_rpn|_srelpos", "relative position bias"),
     (r"_rope|_pe_", "rotary positions of another kind than DINOv3's"),
 )
-
-
-def _vit(size: str, patch: int, side: int) -> Architecture:
-    width, depth, head_dim = _VITS[size]
-    if patch == 16 and size != "huge":
-        other = {} if side == 224 else {"input_shape": (side, side, 3)}
-        return Architecture(f"vit_{size}_patch16_224", other)
-    options = {"width": width, "depth": depth, "head_dim": head_dim}
-    sizes = {"patch_size": patch, "input_shape": (side, side, 3)}
-    return Architecture("vit", {**options, **sizes, "out_features": 1000})
-
-
-def _timm_table() -> dict[str, Architecture]:
-    table = {}
-    for name in (*(f"vit_{name}" for name in _VIT_NAMES), *_DEITS):
-        size, patch, side = name.split("_", 1)[1].split("_")
-        number = int(patch.removeprefix("patch"))
-        table[name] = _vit(size, number, int(side))
-    return {**table, **timm_table()}
-
-
-TIMM = _timm_table()
 # Names of pooling: ours to timm's.
 _POOLINGS = {"token": "token", "mean": "avg", "norm_mean": "avg", "attention": "map"}
 # Arguments of timm's networks that are read here. Others would change the function.
@@ -128,10 +184,9 @@ _KNOWN_ARGUMENTS = {"img_size", "num_classes", "in_chans", "global_pool"}
 
 def _timm(config: Mapping[str, Any], where: str) -> Architecture:
     name = str(config["architecture"])
-    known = TIMM.get(name) or convnet(name)
+    known = timm_architecture(name)
     if known is None:
         raise ValueError(_refusal(name, where))
-    is_vit = name in TIMM
     cfg = config.get("pretrained_cfg")
     cfg = cfg if isinstance(cfg, Mapping) else config
     arguments = config.get("model_args") or {}
@@ -146,11 +201,12 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
     def get(key: str) -> Any:
         return next((d[key] for d in (arguments, config, cfg) if key in d), None)
 
-    options = dict(known.options)
+    options, usual = dict(known.options), default_options(known.model)
+    pool = {**usual, **options}.get("pool")  # of a ViT, which may lack a readout
     classes = get("num_classes")
     if classes:  # 0 for a backbone without a head
         options["out_features"] = whole(classes, "num_classes", where)
-    elif is_vit and classes == 0:
+    elif pool and classes == 0:
         options["out_features"] = 0
     size = cfg.get("input_size")
     if size is not None:
@@ -158,22 +214,19 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
         side = arguments.get("img_size")
         if side is not None:
             height, width = (side, side) if isinstance(side, int) else side
-        if is_vit:
-            options["input_shape"] = (height, width, channels)
-            usual = options_of(known.model)[1].get("input_shape")
-            if options["input_shape"] == usual:
-                del options["input_shape"]
-        elif channels != 3:
-            options["input_shape"] = (224, 224, channels)
-    pooling = get("global_pool")
-    usual = _POOLINGS[pool_of(known)] if is_vit else "avg"
-    if usual == "token" and pooling == "avg":
+        if pool is None:  # takes images of any size
+            height, width, _ = usual["input_shape"]
+        options["input_shape"] = (height, width, channels)
+        if options["input_shape"] == usual["input_shape"]:
+            del options["input_shape"]
+    pooling, ours = get("global_pool"), _POOLINGS[pool] if pool else "avg"
+    if ours == "token" and pooling == "avg":
         # timm keeps the class token, which the patches attend to.
         options |= {"pool": "mean", "class_token": True}
-    elif pooling not in (None, "", usual):
+    elif pooling not in (None, "", ours):
         raise ValueError(
             f"{where} holds a {name!r} with global_pool={pooling!r}; this zoo supports "
-            f"{'token and avg' if usual == 'token' else usual}"
+            f"{'token and avg' if ours == 'token' else ours}"
         )
     return Architecture(known.model, options)
 
@@ -184,9 +237,8 @@ def _refusal(name: str, where: str) -> str:
     return (
         f"{where} holds a {name!r}{has}; this zoo has no such model. It supports "
         "resnet, wide_resnet, resnext, seresnet, resnetblur, resnetaa, resnetrs, "
-        "regnetx, regnety, "
-        "convnext, convnextv2, efficientnet, efficientnet_lite, efficientnetv2, "
-        "mobilenetv2, mobilenetv3, "
+        "regnetx, regnety, convnext, convnextv2, efficientnet, efficientnet_lite, "
+        "efficientnetv2, mobilenetv2, mobilenetv3, "
         "vit_{tiny,small,base,large,huge}_patch* of 224 or 384 pixels, deit, deit3, "
         "vit_*_dinov2, vit_*_dinov3, vit_*_clip_*, vit_*_siglip_*, eva02 and GPT-2"
     )

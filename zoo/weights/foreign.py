@@ -12,30 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ..families.decoder import Decoder
-from ..families.gpt import GPT, gpt_names
-from ..families.llama import Llama, llama_names
-from ..families.vit import ViT, resize_positions
-from ..families.vit_layouts import LAYOUTS, vit_layout, vit_names, vit_unused
-from . import saving
-from .convnet_layouts import (
-    ConvNet,
-    convnet_layout,
-    convnet_layouts,
-    convnet_names,
-)
+from mupax import optim
+
+from ..plan import scales
+from ..registry import record_of, records
+from . import positions, saving
 from .features import OPTIONS as OPTIONS
 from .features import Misfit as Misfit
 from .features import check_format, explain_mismatch, features
-from .folding import factors
-from .sources import Leaf, Source
+from .sources import Leaf, Source, sources
 
 # What torch.compile, FSDP and activation checkpointing insert into names.
 _INSERTED = re.compile(
     r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-# Heads of decoders that a model without a head does not use.
-_HEADS = r"^(lm_head|score|classifier|qa_outputs)\."
 # Buffers in files that models of the zoo do not need.
 _BUFFERS = re.compile(
     r"num_batches_tracked$|\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$"
@@ -116,30 +106,12 @@ def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
     Raises:
       ValueError: files of other libraries are not supported for this kind of model.
     """
-    if isinstance(model, ConvNet):
-        names, prefix = convnet_layout(model, keys)
-        return convnet_names(model, names, prefix)
-    if isinstance(model, GPT):
-        bare = any(key.startswith("h.0.") for key in keys) or (
-            not keys and not model.head
-        )
-        return gpt_names(model, prefix="" if bare else "transformer.")
-    if isinstance(model, Llama):
-        bare = any(key.startswith("layers.0.") for key in keys) or (
-            not keys and not model.head
-        )
-        mixtral = any("block_sparse_moe" in key for key in keys) if keys else None
-        return llama_names(model, prefix="" if bare else "model.", mixtral=mixtral)
-    if isinstance(model, ViT):
-        if not keys:
-            return vit_names(model)
-        names, before = vit_layout(keys)
-        return vit_names(model, names, prefix=before)
-    raise ValueError(
-        "weights of other libraries are read for resnet, regnet, convnext, "
-        f"efficientnet, vit, gpt and llama, not for {type(model).__name__}; give a "
-        "directory that zoo.save wrote"
-    )
+    if not keys:
+        return exported_names(model)
+    layouts(model)  # raises if there are none
+    record = record_of(model)
+    name, prefix = record.detect(model, keys)
+    return sources(model, record.layout(model, name), prefix)
 
 
 def _narrow(path: pathlib.Path) -> tuple[str, str] | None:
@@ -203,11 +175,7 @@ def layout_of(model: nnx.Module, arrays: Mapping[str, Any]) -> str:
     """
     names, _ = unwrapped(model, arrays)
     arrays = {name: arrays[key] for name, key in names.items()}
-    if isinstance(model, ViT):
-        return vit_layout(arrays)[0]
-    if isinstance(model, ConvNet):
-        return convnet_layout(model, arrays)[0]
-    return layouts(model)[0]
+    return record_of(model).detect(model, arrays)[0]
 
 
 class Match(NamedTuple):
@@ -288,11 +256,8 @@ def _match(
     needed = {source.key for source in body.values()}
     left = sorted(arrays.keys() - needed)
     head = {source.key for source in heads}
-    unused = re.compile(r"(?!)")
-    if isinstance(model, ViT):
-        unused = vit_unused(model, vit_layout(arrays)[0])
-    if isinstance(model, Decoder) and not model.head:
-        unused = re.compile(_HEADS)
+    record = record_of(model)
+    unused = record.unused(model, record.detect(model, arrays)[0])
     unexpected = [
         key
         for key in left
@@ -322,21 +287,9 @@ def _match(
             )
         if tuple(given.shape) == source.shape:
             continue
-        if path == "position" and isinstance(model, ViT):
-            grid = _file_grid(model, given.shape)
-            if resize and grid is not None:
-                resized = True
-                continue
-            size = "x".join(str(n * model.patch_size) for n in grid or ())
-            if grid is not None:
-                height, width, channels = _input_shape(model)
-                raise Misfit(
-                    f"{source.key!r} has positions for images of {size} pixels, but "
-                    f"the model takes {height}x{width}; pass ",
-                    {"input_shape": f"({height}, {width}, {channels})"},
-                    " to interpolate them",
-                )
-            _check_positions(model, source, given.shape)
+        if path == "position" and positions.fits(model, source, given.shape, resize):
+            resized = True
+            continue
         raise Misfit(
             f"{source.key!r} has shape {tuple(given.shape)}, but the model needs "
             f"{source.shape}",
@@ -384,12 +337,8 @@ def fill(
     layers: dict[str, dict[int | tuple[int, int] | None, np.ndarray]] = {}
     for (path, layer), source in matched.table.items():
         array = np.asarray(arrays[source.key])
-        if path == "position" and matched.resized and isinstance(model, ViT):
-            grid = _file_grid(model, array.shape)
-            assert grid is not None
-            table = jnp.asarray(array).reshape(array.shape[-2:])
-            table = resize_positions(table, grid, model.grid)
-            array = np.asarray(table).reshape(source.shape)
+        if path == "position" and matched.resized:
+            array = positions.resized(model, array).reshape(source.shape)
         layers.setdefault(path, {})[layer] = source.read(array)
     whole = {path: _joined(parts) for path, parts in layers.items()}
     for path, factor in factors(model).items():
@@ -411,50 +360,19 @@ def _joined(
     return stacked.reshape(*(n + 1 for n in places[-1]), *stacked.shape[1:])
 
 
-def _file_grid(model: ViT, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The square grid of patches of a position table (..., positions, width)."""
-    if model.position is None:
-        return None
-    positions, width = model.position.shape
-    first = positions - model.grid[0] * model.grid[1]
-    if len(shape) < 2 or math.prod(shape[:-2]) != 1 or shape[-1] != width:
-        return None
-    patches = max(shape[-2] - first, 0)
-    side = math.isqrt(patches)
-    return (side, side) if side and side * side == patches else None
-
-
-def _check_positions(model: ViT, source: Source, shape: tuple[int, ...]) -> None:
-    """Name the option `class_position` if it explains the number of positions.
-
-    Raises:
-      ValueError: the file has one position more or less than the model.
-    """
-    if model.token is None or len(shape) < 2:
-        return
-    side = math.isqrt(shape[-2] - int(not model.class_position))
-    if side * side == shape[-2] - int(not model.class_position):
-        raise Misfit(
-            f"{source.key!r} has {shape[-2]} positions, so the class token has "
-            f"{'no' if model.class_position else 'a'} position; pass ",
-            {"class_position": str(not model.class_position)},
-        )
-
-
-def _input_shape(model: ViT) -> tuple[int, int, int]:
-    height, width = (n * model.patch_size for n in model.grid)
-    return height, width, model.channels
-
-
 def _head_options(model: nnx.Module) -> tuple[str | dict[str, str], ...]:
     """The options for a file without a head, as parts of a `Misfit`."""
-    if isinstance(model, Decoder):
+    if record_of(model).reads_tokens:
         tied = ({"tied": "True"}, " if the embedding is the readout")
         return {"head": "False"}, " for features, or ", *tied
     new = ({"out_features": str(saving.model_classes(model))}, " for a new head")
-    if isinstance(model, ViT):
+    if positions.has_grid(model):
         return *new, ", or ", {"out_features": "0"}, " for features"
     return new
+
+
+# Options that set the size of an axis.
+_OPTION_OF = {"classes": "out_features", "vocab": "vocab_size", "positions": "context"}
 
 
 def _size_options(
@@ -468,21 +386,16 @@ def _size_options(
       source: of the leaf.
       shape: of the array in the file.
     """
-    if isinstance(model, Decoder):
-        options = {"embedding": "vocab_size", "position": "context"}
-        axis = 0
-    else:
-        options = {f"readout/{leaf}": "out_features" for leaf in ("kernel", "bias")}
-        axis = source.order[-1]
+    variables = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    names = {"/".join(map(str, p)): v.get_metadata()["axes"] for p, v in variables}
+    sized = [i for i, name in enumerate(names.get(path, ())) if name in _OPTION_OF]
+    if len(sized) != 1 or not len(source.leaf) == len(source.shape) == len(shape):
+        return ()
+    axis = source.order[sized[0]]
     other = [i for i in range(len(source.shape)) if i != axis]
-    fits = len(shape) == len(source.shape) and all(
-        shape[i] == source.shape[i] for i in other
-    )
-    return (
-        ("; pass ", {options[path]: str(shape[axis])})
-        if path in options and fits
-        else ()
-    )
+    if any(shape[i] != source.shape[i] for i in other):
+        return ()
+    return "; pass ", {_OPTION_OF[names[path][sized[0]]]: str(shape[axis])}
 
 
 def _is_embedding_again(
@@ -492,10 +405,11 @@ def _is_embedding_again(
     table: Mapping[Leaf, Source],
 ) -> bool:
     """Whether a key is a copy of the embedding, stored as readout of a tied model."""
-    if not isinstance(model, Decoder) or key != "lm_head.weight":
-        return False
-    embedding = arrays[table["embedding", None].key]
-    return model.readout is None and np.array_equal(arrays[key], embedding)
+    source = table.get(("embedding", None))
+    tied = key == "lm_head.weight" and getattr(model, "readout", None) is None
+    return (
+        source is not None and tied and np.array_equal(arrays[key], arrays[source.key])
+    )
 
 
 def layouts(model: nnx.Module) -> tuple[str, ...]:
@@ -506,24 +420,19 @@ def layouts(model: nnx.Module) -> tuple[str, ...]:
 
     Examples:
       >>> from mupax import zoo
-      >>> from mupax.zoo import foreign
+      >>> from mupax.zoo.weights import foreign
       >>> foreign.layouts(zoo.create("resnet18", width=4, rngs=nnx.Rngs(0)))
       ('timm', 'torchvision', 'transformers')
     """
-    if convnet_layouts(model):
-        return convnet_layouts(model)
-    kinds = {
-        ViT: tuple(LAYOUTS),
-        Decoder: ("transformers",),
-    }
-    for kind, names in kinds.items():
-        if isinstance(model, kind):
-            return names
-    raise ValueError(
-        f"no other library has names for a {type(model).__name__}, only for resnet, "
-        "regnet, convnext, efficientnet, vit, gpt and llama; zoo.save writes a "
-        "directory of any model"
-    )
+    known = record_of(model).layouts(model)
+    if not known:
+        kinds = (r.model.__name__ for r in records() if r.timm or r.transformers)
+        raise ValueError(
+            f"no other library has names for a {type(model).__name__}, only for "
+            f"{', '.join(sorted(kinds))}; use a directory of zoo.save, which holds any "
+            "model"
+        )
+    return known
 
 
 def export(model: nnx.Module, layout: str | None = None) -> dict[str, np.ndarray]:
@@ -576,7 +485,7 @@ def exported_names(model: nnx.Module, layout: str | None = None) -> dict[Leaf, S
             f"{type(model).__name__}"
         )
     try:
-        return _names(model, layout)
+        return sources(model, record_of(model).layout(model, layout))
     except ValueError as error:
         others = [name for name in known if _has_names(model, name)]
         remedy = f"use {' or '.join(map(repr, others))}" if others else "use zoo.save"
@@ -588,17 +497,57 @@ def exported_names(model: nnx.Module, layout: str | None = None) -> dict[Leaf, S
         ) from None
 
 
-def _names(model: nnx.Module, name: str) -> dict[Leaf, Source]:
-    if isinstance(model, ViT):
-        return vit_names(model, name)
-    if isinstance(model, ConvNet):
-        return convnet_names(model, name)
-    return layout(model, {})
-
-
 def _has_names(model: nnx.Module, name: str) -> bool:
     try:
-        _names(model, name)
+        sources(model, record_of(model).layout(model, name))
     except ValueError:
         return False
     return True
+
+
+def factors(model: nnx.Module) -> dict[str, float]:
+    """Factors of the parameters in an equivalent network without multipliers.
+
+    Files of other libraries cannot hold a branch multiplier or a scale of logits. Each
+    multiplier is next to a linear map, so it can be multiplied into that map's weights.
+
+    Args:
+      model: of a family that other libraries have, possibly abstract.
+
+    Returns:
+      {path: factor}, without factors of one; empty for a model at its base size.
+
+    Raises:
+      ValueError: another kind of model; a multiplier of zero; or a tied readout without
+        a norm before it, into which its factor could be folded.
+
+    Examples:
+      >>> from mupax import zoo
+      >>> from mupax.zoo.weights.foreign import factors
+      >>> model = zoo.create("vit", width=32, depth=4, base_width=8, base_depth=1,
+      ...                    heads=2, rngs=nnx.Rngs(0))
+      >>> for path, factor in factors(model).items():
+      ...     print(path, factor)  # a·M^-1 = ¼, and √(4/16) for 1/d_head
+      blocks/attention/out/bias 0.25
+      blocks/attention/out/kernel 0.25
+      blocks/attention/query/bias 0.5
+      blocks/attention/query/kernel 0.5
+      blocks/mlp/down/bias 0.25
+      blocks/mlp/down/kernel 0.25
+    """
+    layouts(model)  # raises if there are none
+    record, plan = record_of(model), saving.plan_of(model)
+    by_path = {}
+    for path, scale in scales(model).items():
+        outer = record.factor(model, path)
+        outer *= plan.output if path.startswith("readout/") else 1.0
+        factor = optim.multipliers(scale, plan.parametrization).forward * outer
+        if factor == 0:
+            raise ValueError(
+                f"{path!r} is multiplied by zero, which cannot be folded into weights; "
+                "use a branch_multiplier other than zero"
+            )
+        # √d · 1/√d is one up to rounding.
+        if not math.isclose(factor, 1, rel_tol=1e-12):
+            by_path[path] = factor
+    return by_path

@@ -1,6 +1,7 @@
 """`load_pretrained`: load models with trained weights, ours or other libraries'."""
 
 import contextlib
+import dataclasses
 import importlib.resources
 import logging
 import os
@@ -12,14 +13,17 @@ import numpy as np
 from flax import nnx
 
 from ..addresses import public
-from ..families.decoder import reads_tokens
-from ..families.llama import Llama
-from ..families.resnet import ResNet
 from ..preprocessing import DataConfig, read_timm, read_transformers, remember
-from ..registry import abstract, complete, default_options, options_of
+from ..registry import (
+    abstract,
+    complete,
+    default_options,
+    options_of,
+    reads_tokens,
+    record_of,
+)
 from . import foreign, hub, remote, saving
 from .architectures import Architecture, identify
-from .convnet_layouts import ConvNet
 from .files import read_json
 
 _SHIPPED = "checkpoints"
@@ -133,12 +137,79 @@ class Loaded(NamedTuple):
     layout: str | None = None
 
 
-class _Files(NamedTuple):
-    """Files of another library: weights, and configs if there are any."""
+@dataclasses.dataclass(frozen=True)
+class _Repository:
+    """Files of another library: on the hub, in a directory, or one file of weights.
 
-    weights: list[pathlib.Path]
-    config: pathlib.Path | None
-    processor: pathlib.Path | None = None
+    Attributes:
+      source: the id, the directory, or the file.
+      options: for the hub.
+    """
+
+    source: str | os.PathLike[str]
+    options: hub.HubOptions
+
+    def get(self, name: str) -> pathlib.Path | None:
+        """The local path of a file; None if there is none."""
+        if hub.is_id(self.source):
+            return hub.download(str(self.source), name, self.options, optional=True)
+        folder = pathlib.Path(self.source)
+        if not folder.is_dir():
+            # A renamed file may be in a directory with the config of another one.
+            if folder.name != hub.WEIGHTS:
+                return None
+            folder = folder.parent
+        return folder / name if (folder / name).is_file() else None
+
+    def read(self, name: str) -> Mapping[str, Any] | None:
+        """The contents of a JSON file; None if there is none."""
+        path = self.get(name)
+        return None if path is None else _read_json(path)
+
+    def weights(self) -> list[pathlib.Path]:
+        """The files of weights.
+
+        Raises:
+          ValueError: there are none.
+        """
+        path = pathlib.Path(self.source)
+        if path.is_file():
+            return [path]
+        if (whole := self.get(hub.WEIGHTS)) is not None:
+            return [whole]
+        if (index := self.get(hub.INDEX)) is not None:
+            return [self.get(part) or index.parent / part for part in _parts(index)]
+        if hub.is_id(self.source):
+            # Raises, because the repository has no supported weights.
+            hub.download(str(self.source), hub.WEIGHTS, self.options)
+        path = path / hub.WEIGHTS if path.is_dir() else path
+        if hub.is_file_name(path):
+            raise ValueError(f"there is no file {str(path)!r}")
+        raise ValueError(
+            f"there is no directory {str(path)!r}; pass one that zoo.save wrote, a "
+            ".safetensors or .npz file, or the id of a repository on the hub"
+        )
+
+    def data(self) -> DataConfig | None:
+        """The preprocessing; None if no config states it."""
+        config = self.read(hub.CONFIG)
+        if config is None:
+            return None
+        try:
+            if "architecture" in config:
+                return read_timm(config)
+            if "model_type" in config and "vocab_size" not in config:
+                processor = self.read(hub.PROCESSOR)
+                return (
+                    None if processor is None else read_transformers(config, processor)
+                )
+        except (ArithmeticError, TypeError, ValueError, KeyError) as error:
+            # The weights can be used without it.
+            logger.warning(
+                f"the preprocessing of {str(self.source)!r} cannot be read ({error}); "
+                "set it by zoo.set_data_config(model, zoo.DataConfig(...))"
+            )
+        return None
 
 
 def read_source(
@@ -170,17 +241,18 @@ def read_source(
     _check_weights(path)
     if path.is_dir() and _is_ours(path):
         return Loaded(saving.load(path, expected=name, **overrides), [], "")
-    files = _find(source, hub_options)
-    described = None
-    if files.config is not None:
-        described = identify(_read_json(files.config), str(source))
+    files = _Repository(source, hub_options)
+    # Raise for unsupported architectures before downloading weights.
+    config = files.read(hub.CONFIG)
+    described = None if config is None else identify(config, str(source))
+    weights = files.weights()
     name, options = _resolve(name, described, source)
-    if files.config is not None and reads_tokens(name):
+    if config is not None and reads_tokens(name):
         vocab = {**default_options(name), **options}["vocab_size"]
-        options = {**options, **_ends(files.config, source, hub_options, vocab)}
+        options = {**options, **_ends(files, vocab)}
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
     resized = "input_shape" in overrides
-    arrays = _read_all(files.weights)
+    arrays = _read_all(weights)
     if described:
         _check_same_function(name, options, overrides, source, arrays)
     options = {**options, **overrides}
@@ -189,7 +261,7 @@ def read_source(
     saving.check_sizes(model, str(source), len(arrays))
     unused = foreign.fill(model, arrays, **may)
     complete(model, rngs)
-    remember(model, _read_data(files, str(source)), resized=resized)
+    remember(model, files.data(), resized=resized)
     assumed = "" if described else _assumption(model, name, source, arrays)
     return Loaded(model, unused, assumed, foreign.layout_of(model, arrays))
 
@@ -216,14 +288,13 @@ def read_data_config(
         path = pathlib.Path(str(folder))
     if path.is_dir() and _is_ours(path):
         return saving.read_config(path)["data"]
-    if hub.is_id(source):
-        options = hub_options or hub.HubOptions()
-        if uploaded := _uploaded(source, options):
-            return saving.read_config(uploaded)["data"]
-        config = hub.download(str(source), hub.CONFIG, options, optional=True)
-        processor = _processor(config, str(source), options)
-        return _read_data(_Files([], config, processor), str(source))
-    return _read_data(_find(source, hub_options or hub.HubOptions()), str(source))
+    options = hub_options or hub.HubOptions()
+    if uploaded := _uploaded(source, options):
+        return saving.read_config(uploaded)["data"]
+    files = _Repository(source, options)
+    if not hub.is_id(source):
+        files.weights()  # raises if there are none
+    return files.data()
 
 
 @contextlib.contextmanager
@@ -255,38 +326,6 @@ def _uploaded(
     if config is None or not saving.is_config(_read_json(config)):
         return None
     return hub.download_ours(str(source), [hub.CONFIG], options)
-
-
-def _processor(
-    config: pathlib.Path | None, source: str, options: hub.HubOptions
-) -> pathlib.Path | None:
-    """Download the preprocessor config of an image model of transformers, if any."""
-    if config is None or not _is_of_images(_read_json(config)):
-        return None
-    return hub.download(source, hub.PROCESSOR, options, optional=True)
-
-
-def _is_of_images(config: Mapping[str, Any]) -> bool:
-    return "model_type" in config and "vocab_size" not in config
-
-
-def _read_data(files: _Files, source: str) -> DataConfig | None:
-    """Read the preprocessing from the configs of another library."""
-    if files.config is None:
-        return None
-    config = _read_json(files.config)
-    try:
-        if "architecture" in config:
-            return read_timm(config)
-        if files.processor is not None:
-            return read_transformers(config, _read_json(files.processor))
-    except (ArithmeticError, TypeError, ValueError, KeyError) as error:
-        # The weights can be used without it.
-        logger.warning(
-            f"the preprocessing of {source!r} cannot be read ({error}); set it by "
-            "zoo.set_data_config(model, zoo.DataConfig(...))"
-        )
-    return None
 
 
 def _is_ours(directory: pathlib.Path) -> bool:
@@ -321,56 +360,7 @@ def _check_weights(path: pathlib.Path) -> None:
     )
 
 
-def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
-    """Find the files of a source of another library."""
-    path = pathlib.Path(source)
-    if hub.is_id(source):
-        config = hub.download(str(source), hub.CONFIG, options, optional=True)
-        if config is not None:
-            # Raise for unsupported architectures before downloading weights.
-            identify(_read_json(config), str(source))
-        weights = hub.download(str(source), hub.WEIGHTS, options, optional=True)
-        processor = _processor(config, str(source), options)
-        if weights is not None:
-            return _Files([weights], config, processor)
-        index = hub.download(str(source), hub.INDEX, options, optional=True)
-        if index is None:
-            # Raises, because the repository has no supported weights.
-            hub.download(str(source), hub.WEIGHTS, options)
-            raise AssertionError(source)
-        downloaded = [
-            hub.download(str(source), part, options) for part in _parts(index)
-        ]
-        whole = [part for part in downloaded if part is not None]
-        return _Files(whole, config, processor)
-    if path.is_dir():
-        index = path / hub.INDEX
-        if not (path / hub.WEIGHTS).exists() and index.is_file():
-            config = path / hub.CONFIG
-            parts = [path / part for part in _parts(index)]
-            return _Files(parts, config if config.is_file() else None, _beside(path))
-        path = path / hub.WEIGHTS
-    if not path.exists() and hub.is_file_name(path):
-        raise ValueError(f"there is no file {str(path)!r}")
-    if not path.exists():
-        raise ValueError(
-            f"there is no directory {str(path)!r}; pass one that zoo.save wrote, a "
-            ".safetensors or .npz file, or the id of a repository on the hub"
-        )
-    beside = path.parent / hub.CONFIG
-    # A renamed file may be in a directory with the config of another one.
-    is_whole = path.name == hub.WEIGHTS and beside.is_file()
-    if not is_whole:
-        return _Files([path], None)
-    return _Files([path], beside, _beside(path.parent))
-
-
-def _ends(
-    config: pathlib.Path,
-    source: str | os.PathLike[str],
-    options: hub.HubOptions,
-    vocab: int,
-) -> dict[str, tuple[int, ...]]:
+def _ends(files: _Repository, vocab: int) -> dict[str, tuple[int, ...]]:
     """The option `eos` of a decoder of transformers; empty if no file states it.
 
     As in transformers, generation_config.json goes before config.json. Without both,
@@ -381,25 +371,23 @@ def _ends(
     """
 
     def read(name: str) -> Mapping[str, Any]:
-        file: pathlib.Path | None = config.parent / name
-        if hub.is_id(source):
-            try:
-                file = hub.download(str(source), name, options, optional=True)
-            except ValueError as error:
-                # The weights can be used without it, e.g. offline.
-                logger.warning(f"end tokens are read without {name}: {error}")
-                file = None
-        return {} if file is None or not file.is_file() else _read_json(file)
+        try:
+            path = files.get(name)
+        except ValueError as error:
+            # The weights can be used without it, e.g. offline.
+            logger.warning(f"end tokens are read without {name}: {error}")
+            return {}
+        return {} if path is None else _read_json(path)
 
     for name in ("generation_config.json", hub.CONFIG):
-        given = (_read_json(config) if name == hub.CONFIG else read(name)).get(_EOS)
+        given = read(name).get(_EOS)
         if given is None:
             continue
         ends = given if isinstance(given, list) else [given]
         if not all(type(token) is int for token in ends):
             raise ValueError(
-                f"the {name} of {str(source)!r} says {_EOS}={given!r}, which must be a "
-                "token or a list of tokens; download it again"
+                f"the {name} of {str(files.source)!r} says {_EOS}={given!r}, which "
+                "must be a token or a list of tokens; download it again"
             )
         # A model with a smaller vocabulary than its tokenizer cannot write the others.
         return {"eos": tuple(token for token in ends if 0 <= token < vocab)}
@@ -411,11 +399,6 @@ def _ends(
     rows = [row for row in added if isinstance(row, dict)] if added else []
     found = (row.get("id") for row in rows if row.get("content") == text)
     return {"eos": tuple(x for x in found if type(x) is int and 0 <= x < vocab)}
-
-
-def _beside(folder: pathlib.Path) -> pathlib.Path | None:
-    processor = folder / hub.PROCESSOR
-    return processor if processor.is_file() else None
 
 
 def _parts(index: pathlib.Path) -> list[str]:
@@ -477,7 +460,8 @@ def _resolve(
     if name is None or name == described.model:
         return described.model, described.options
     kind, defaults = options_of(described.model)
-    if name in ("vit", "gpt", "llama") and options_of(name)[0] is kind:
+    own, needed = options_of(name)
+    if own is kind and not needed:  # a name of the family, e.g. "vit"
         return name, {**defaults, **described.options}
     raise ValueError(f"{str(source)!r} holds a {described.model!r}, not a {name!r}")
 
@@ -513,32 +497,12 @@ def _assumption(
     source: str | os.PathLike[str],
     arrays: Mapping[str, np.ndarray],
 ) -> str:
-    arrays = {
-        key: arrays[old] for key, old in foreign.unwrapped(model, arrays)[0].items()
-    }
-    kind = options_of(name)[0]
-    is_resnet = issubclass(kind, ResNet)
-    if issubclass(kind, ConvNet):
-        hf = any("embedder." in key or "embeddings." in key for key in arrays)
-        library = "timm's or torchvision's" if is_resnet else "timm's"
-        library = "transformers'" if hf else library
-    elif reads_tokens(name):
-        library = "transformers'"
-    else:
-        layout = foreign.vit_layout(arrays)[0].partition("_")[0]
-        known = ("timm", "torchvision", "transformers")
-        library = f"{layout if layout in known else 'big_vision'}'s"
-        library = library.replace("s's", "s'")
-    also = (
-        ", with the antialias of that name, which no weights show" if is_resnet else ""
-    )
-    if issubclass(options_of(name)[0], Llama):
-        also = (
-            ", with its head_dim, rope_theta, rope_scaling, norm_eps and "
-            "experts_per_token, which no weights show; put the config.json beside the "
-            "file to have them read"
-        )
+    layout = foreign.layout_of(model, arrays)
+    library = layout.partition("_")[0]
+    if library not in ("timm", "torchvision", "transformers"):
+        library = "transformers" if reads_tokens(name) else "big_vision"
+    owner = f"{library}'" if library.endswith("s") else f"{library}'s"
     return (
-        f"{str(source)!r} does not state its architecture; assumed {library} "
-        f"{name}{also}"
+        f"{str(source)!r} does not state its architecture; assumed {owner} "
+        f"{name}{record_of(name).unseen}"
     )

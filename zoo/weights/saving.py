@@ -1,7 +1,6 @@
 """`save` and `load` models as directories: weights by Orbax, options, a model card."""
 
 import contextlib
-import functools
 import json
 import math
 import numbers
@@ -20,8 +19,6 @@ from flax import nnx
 
 from mupax import optim
 
-from ..families.decoder import reads_tokens
-from ..families.vit import ViT, resize_positions
 from ..layers.attention import logit_scale
 from ..plan import Plan, scales
 from ..preprocessing import DataConfig, known_data_config, remember
@@ -32,17 +29,13 @@ from ..registry import (
     complete,
     default_options,
     default_parametrization,
+    reads_tokens,
     recipe,
 )
-from . import checksums, remote
+from . import checksums, positions, remote
 from .cards import Training, card
 from .features import Misfit
 from .files import check, read_json
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
 _BUILDING = ".saving-"  # start of the names of unfinished directories
@@ -134,48 +127,14 @@ def save(
 
 @contextlib.contextmanager
 def _building(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A new directory in which to build another, removed after an exception.
-
-    Directories that killed processes left are removed: a living one holds a lock.
-    """
-    for left in parent.glob(f"{_BUILDING}*"):
-        with contextlib.suppress(OSError), _locked(left, wait=False):
-            shutil.rmtree(left, ignore_errors=True)
-    while True:
-        building = pathlib.Path(tempfile.mkdtemp(dir=parent, prefix=_BUILDING))
-        with contextlib.ExitStack() as lock:
-            with contextlib.suppress(OSError):  # not on every file system
-                lock.enter_context(_locked(building, wait=True))
-            if not building.exists():  # removed by another process before the lock
-                continue
-            try:
-                building.chmod(0o755)
-                yield building
-            except BaseException:
-                shutil.rmtree(building, ignore_errors=True)
-                raise
-            return
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a directory, which ends with the process.
-
-    Raises:
-      OSError: another process holds it; or, unless `wait`, there are no such locks, as
-        on Windows.
-    """
-    if fcntl is None:
-        if not wait:
-            raise OSError("this system has no locks of directories")
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    """A new directory in which to build another, removed after an exception."""
+    building = pathlib.Path(tempfile.mkdtemp(dir=parent, prefix=_BUILDING))
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
-    finally:
-        os.close(handle)
+        building.chmod(0o755)
+        yield building
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
 
 
 def _check_parts(model: nnx.Module, name: str, options: Mapping[str, Any]) -> None:
@@ -251,7 +210,7 @@ def load(
     model = abstract(name, **options)
     new_head = model_classes(model) != model_classes(saved)
     fresh = "readout" if new_head else None
-    arrays = _resized(saved, model, arrays_of(saved))
+    arrays = positions.between(saved, model, arrays_of(saved))
     try:
         _check_fit(dict(_variables(model)[1]), arrays, fresh)
     except ValueError as error:
@@ -259,7 +218,7 @@ def load(
         raise Misfit(str(error), *hint) from None
     _check_multipliers(saved, model, directory, remedy)
     arrays = _read(directory / _WEIGHTS, saved)
-    fill(model, _resized(saved, model, arrays), fresh=fresh)
+    fill(model, positions.between(saved, model, arrays), fresh=fresh)
     complete(model, rngs)
     remember(model, config["data"], resized=resized)
     return model
@@ -313,7 +272,9 @@ def _accepts(name: str, options: Mapping[str, Any], input_shape: Any) -> bool:
     )
     try:
         _check_fit(
-            dict(_variables(other)[1]), _resized(saved, other, arrays_of(saved)), None
+            dict(_variables(other)[1]),
+            positions.between(saved, other, arrays_of(saved)),
+            None,
         )
     except ValueError:
         return False
@@ -380,21 +341,6 @@ def check_same_function(
                 f"{weights} have {key}={known[key]!r}, and {key}={value!r} would "
                 f"change the function that they compute; leave {key} out"
             )
-
-
-def _resized(
-    saved: nnx.Module, model: nnx.Module, arrays: dict[str, Any]
-) -> dict[str, Any]:
-    """Saved arrays, with a ViT's positions interpolated to another model's images."""
-    if not isinstance(saved, ViT) or not isinstance(model, ViT):
-        return arrays
-    if saved.grid == model.grid or saved.position is None:
-        return arrays
-    resize = functools.partial(resize_positions, before=saved.grid, after=model.grid)
-    table = arrays["position"]
-    if isinstance(table, jax.ShapeDtypeStruct):
-        return {**arrays, "position": jax.eval_shape(resize, table)}
-    return {**arrays, "position": resize(table)}
 
 
 def is_config(config: Any) -> bool:
@@ -537,7 +483,7 @@ def _check_multipliers(
 
 def _multipliers(model: nnx.Module) -> dict[str, float]:
     """All factors of the forward pass that depend on the plan."""
-    plan = _plan(model)
+    plan = plan_of(model)
     factors = {
         path: optim.multipliers(scale, plan.parametrization).forward
         for path, scale in scales(model).items()
@@ -550,7 +496,7 @@ def _multipliers(model: nnx.Module) -> dict[str, float]:
 
 def model_classes(model: nnx.Module) -> int | None:
     """Number of classes of a model's readout; None without a readout of classes."""
-    axes = dict(_plan(model).axes)
+    axes = dict(plan_of(model).axes)
     return axes["classes"].size if "classes" in axes else None
 
 
@@ -562,7 +508,7 @@ def _card(
     training: Training | None,
 ) -> str:
     """Write the model card."""
-    point = _plan(model).parametrization
+    point = plan_of(model).parametrization
     return card(
         name,
         _plain({**options, "parametrization": point.name}),
@@ -577,7 +523,8 @@ def _card(
     )
 
 
-def _plan(model: nnx.Module) -> Plan:
+def plan_of(model: nnx.Module) -> Plan:
+    """The plan of a model of the zoo."""
     plan = getattr(model, "plan", None)
     if not isinstance(plan, Plan):
         raise ValueError(

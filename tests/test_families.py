@@ -1,0 +1,204 @@
+"""What holds for every family of the zoo, each claim made once."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mupax import optim, zoo
+
+IMAGES = {"width": 8, "depth": 1, "input_shape": (8, 8, 3), "out_features": 3}
+TEXT = {"width": 8, "depth": 2, "vocab_size": 12, "context": 16, "heads": 2}
+# At their base size.
+SMALL = {
+    "mlp": {"width": 8, "depth": 2, "nonlinearity": "tanh", "bias": True},
+    "resmlp": {"width": 8, "depth": 2},
+    "cnn": {**IMAGES, "depth": 4},
+    "resnet18": {**IMAGES, "blocks": (1, 2), "stem": "cifar"},
+    "resnet50": {**IMAGES, "blocks": (2, 1), "groups": 2, "squeeze": 0.25},
+    "regnety_002": {**IMAGES, "rows": ((2, 16),), "group_width": 4},
+    "convnext_tiny": {**IMAGES, "blocks": (2, 1), "grn": True},
+    "efficientnet_b0": {
+        **IMAGES,
+        "rows": ((0, "separable", 1, 3, 1, 1, 8), (1, "inverted", 2, 5, 2, 2, 8, 0.25)),
+        "rows_width": 8,
+        "head": 16,
+    },
+    "vit": {**IMAGES, "depth": 2, "heads": 2, "zero_queries": False},
+    "gpt": {**TEXT, "zero_queries": False},
+    "llama": {**TEXT, "experts": 3, "balance": 0},
+}
+QUICK = {"xla_backend_optimization_level": 0}
+
+
+def create(name, key=0, **options):
+    """A small model; `key` is a seed or a random key."""
+    return zoo.create(name, **{**SMALL[name], **options}, rngs=nnx.Rngs(key))
+
+
+def abstract(name, **options):
+    return nnx.eval_shape(lambda: create(name, **options))
+
+
+def inputs(name, batch=4):
+    if zoo.reads_tokens(name):
+        return jax.random.randint(jax.random.key(5), (batch, 8), 0, 12)
+    shape = SMALL[name].get("input_shape", (8, 8, 1))
+    return jax.random.normal(jax.random.key(5), (batch, *shape))
+
+
+def test_the_table_has_every_family():
+    kinds = {type(abstract(name)) for name in SMALL}
+    assert kinds == {type(abstract_of(name)) for name in zoo.list_models()}
+
+
+def abstract_of(name):
+    sizes = {"width": 64, "depth": 1} if name in SMALL else {}
+    return nnx.eval_shape(lambda: zoo.create(name, **sizes, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_forward_and_backward_derivatives_agree_and_reach_every_parameter(name):
+    """In training: <u, J v> is <Jᵀ u, v>."""
+    with jax.enable_x64():
+        model = create(name, dtype=jnp.float64, param_dtype=jnp.float64)
+        graph, params, rest = nnx.split(model, nnx.Param, ...)
+        keys = iter(jax.random.split(jax.random.key(0), 100))
+        x = inputs(name)
+
+        def call(params):
+            return nnx.merge(graph, params, rest, copy=True)(x)
+
+        def drawn(tree):
+            return jax.tree.map(lambda a: jax.random.normal(next(keys), a.shape), tree)
+
+        change, weights = drawn(params), drawn(jax.eval_shape(call, params))
+
+        @jax.jit(compiler_options=QUICK)
+        def both(params):
+            slopes = jax.vjp(call, params)[1](weights)[0]
+            return jax.jvp(call, (params,), (change,))[1], slopes
+
+        forward, slopes = both(params)
+        products = jax.tree.map(lambda a, b: (a * b).sum(), slopes, change)
+        expected = float((weights * forward).sum())
+        total = float(jax.tree.reduce(jnp.add, products))
+        assert total == pytest.approx(expected, rel=1e-6)
+        for path, slope in nnx.to_flat_state(slopes):
+            # Keys' biases move all logits of a query alike; a norm may forget those of
+            # the norm before it.
+            if path[-1] != "bias" or not {"key", "norms"} & {*path}:
+                assert jnp.abs(slope[...]).max() > 1e-12, path
+
+
+NAMES = [n for n in optim.list_parametrizations() if n != "residual"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parametrization_makes_a_model_and_an_optimizer(name):
+    points = [*NAMES, optim.parametrization("residual", alpha=0.75, gamma=0.25)]
+    for point in points:
+        # Optimizers refuse rules of branches for a deeper network without any.
+        grows = name != "mlp" or point == "relu_mlp"
+        sizes = {"depth": 4, "base_depth": 2} if grows else {}
+        model = abstract(name, width=16, base_width=8, parametrization=point, **sizes)
+        params, scales = nnx.state(model, nnx.Param), zoo.scales(model)
+        if point == "relu_mlp" and name != "mlp":
+            with pytest.raises(ValueError, match="without residual branches"):
+                optim.adamw(0.01, scales)
+            continue
+        for make in (optim.adamw, optim.sgd, optim.muon, optim.lamb):
+            tx = make(0.01, scales)
+            state = jax.eval_shape(tx.init, params)
+            updates, _ = jax.eval_shape(tx.update, params, state, params)
+            assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_at_base_size_every_parametrization_is_sp_bit_for_bit(name):
+    def program(point, **sizes):
+        """Drawing the weights and a gradient, before it is compiled."""
+
+        def run(key, x):
+            model = create(name, key, parametrization=point, **sizes)
+            graph, params, rest = nnx.split(model, nnx.Param, ...)
+            return jax.grad(lambda p: nnx.merge(graph, p, rest, copy=True)(x).sum())(
+                params
+            )
+
+        return jax.jit(run).lower(jax.random.key(0), inputs(name)).as_text()
+
+    standard = program("sp")
+    for point in ("mup", "mean_field", "depth_mup", "completep", "ode", "ntk"):
+        assert program(point) == standard, point
+    if name != "llama":  # its multipliers at another width are those of SP
+        wide = {"width": 16, "base_width": 8}
+        assert program("mup", **wide) != program("sp", **wide)
+
+
+def test_seeds_are_a_vmap_axis():
+    def outputs(name):
+        keys = jax.random.split(jax.random.key(0), 3)
+        call = jax.vmap(lambda key: create(name, key)(inputs(name)))
+        return jax.eval_shape(call, keys) if name != "resmlp" else jax.jit(call)(keys)
+
+    for name in SMALL:
+        assert outputs(name).shape[:2] in ((3, 4), (3, 2)), name
+    assert np.unique(outputs("resmlp")[:, 0, 0]).size == 3
+
+
+def test_a_hundred_billion_parameters_take_no_memory():
+    sizes = {"base_width": 64, "base_depth": 1}
+    for name, width, depth in (
+        ("mlp", 2**15, 100),
+        ("resmlp", 2**15, 100),
+        ("cnn", 2**14, 128),
+        ("resnet50", 2**13, 128),
+        ("regnety_002", 2**15, 128),
+        ("convnext_tiny", 2**14, 128),
+        ("efficientnet_b0", 2**15, 128),
+        ("vit", 2**14, 64),
+        ("gpt", 2**14, 64),
+        ("llama", 2**14, 64),
+    ):
+        model = abstract(name, width=width, depth=depth, **sizes)
+        total = sum(math.prod(s.shape) for s in zoo.scales(model).values())
+        assert total > 1e11, name
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_deeper_model_is_no_larger_program(name):
+    def equations(depth):
+        graph, params, rest = nnx.split(abstract(name, depth=depth), nnx.Param, ...)
+        call = jax.grad(
+            lambda p, s, x: nnx.merge(graph, p, s, copy=True)(x).astype(float).sum()
+        )
+        program = jax.make_jaxpr(call)(params, rest, inputs(name))
+        return str(program).count(" = ")
+
+    assert equations(512) == equations(8)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_half_precision_computes_in_it_up_to_logits_of_single_precision(name):
+    half = abstract(name, dtype=jnp.bfloat16)
+    both = nnx.eval_shape(lambda m, x: (m.features(x), m(x)), half, inputs(name))
+    assert [y.dtype for y in both] == [jnp.bfloat16, jnp.float32]
+    for dtype, model in (
+        (jnp.float32, half),
+        (jnp.bfloat16, abstract(name, param_dtype=jnp.bfloat16)),
+    ):
+        for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+            assert variable.dtype == dtype, path
+
+
+@pytest.mark.parametrize("name", ["mlp", "resmlp", "cnn", "vit"])
+def test_richness_divides_the_output(name):
+    law = "relu_mlp" if name == "mlp" else "completep"
+    rich = optim.parametrization(law, richness=4.0)
+    plain, other = (create(name, parametrization=p) for p in (law, rich))
+    x = inputs(name)
+    np.testing.assert_allclose(other(x), plain(x) / 4, rtol=1e-5)
