@@ -240,7 +240,10 @@ class _Comparison:
             return self._outermost(self.large.branches.all), 1.0
         # A branch that stands once in both, e.g. in the stem, is no depth; nor is one
         # around others whose number does not grow, as the skips of a U-Net.
-        kept = {key for key, (a, b) in counts.items() if a != b or max(a, b) > 1}
+        grown = {n for k, (a, b) in counts.items() if a != b for n in k[0]}
+        kept = {
+            key for key, (a, b) in counts.items() if max(a, b) > 1 or key[0] & grown
+        }
         growing = [
             b for k, g in large.items() for b in g if counts[k][0] != counts[k][1]
         ]

@@ -389,3 +389,43 @@ def deeponet_that_ends_in_nonlinearities(n, remedy=False):
         return result * (8 / n) if remedy else result
 
     return p, (floats(4, 5), floats(4, 5)), call
+
+
+@program({**ENDS, "k|v": "Hb", r"b/\d/q": "Hb", r"b/\d/o": "He"}, deep=True, carries={r"b/\d/q": 0.5})  # fmt: skip
+def keys_and_values_shared_by_all_layers(n, L):
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, k=(n, n), v=(n, n))
+    p |= {"b": layers(L, q=(n, n), o=(n, n))}
+
+    def call(p, x):
+        x = p["in"][x]
+        k, v = x @ p["k"], x @ p["v"]
+        for w in p["b"]:
+            x = x + attention(norm(x) @ w["q"], k, v, n**-0.5) @ w["o"]
+        return x @ p["out"]
+
+    return p, T, call
+
+
+@program({**ENDS, "dense/u": "Hb", "dense/d": "He", "moe/r": "Ob", "moe/u": "Hb", "moe/d": "He"}, deep=True)  # fmt: skip
+def stacks_of_dense_and_of_expert_layers(n, L):
+    m = L - L // 2
+    p = zeros(**{"in": (7, n), "out": (n, 7)})
+    p["dense"] = zeros(u=(L // 2, n, 2 * n), d=(L // 2, 2 * n, n))
+    p["moe"] = zeros(r=(m, n, 4), u=(m, 4, n, n), d=(m, 4, n, n))
+
+    def dense(x, w):
+        return x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"], None
+
+    def moe(x, w):
+        y = norm(x)
+        gates = jax.nn.softmax(y @ w["r"])
+        z = jax.nn.relu(jnp.einsum("btd,edf->btef", y, w["u"]))
+        z = jnp.einsum("btef,efd->bted", z, w["d"])
+        return x + jnp.einsum("bte,bted->btd", gates, z), None
+
+    def call(p, x):
+        x, _ = jax.lax.scan(dense, p["in"][x], p["dense"])
+        x, _ = jax.lax.scan(moe, x, p["moe"])
+        return norm(x) @ p["out"]
+
+    return p, T, call
