@@ -280,12 +280,12 @@ class Segmented(Program):
         ]
         return self._join(parts, through.axis, call.source, through.repeats)
 
-    def _push_unstack(self, call: "_Call", i: int, axis: int) -> Node | None:
+    def _push_scan_in(self, call: "_Call", i: int, axis: int) -> Node | None:
         if axis == 0:
             return None
         return self._joined(call, i, axis - 1, {})
 
-    def _push_stack(self, call: "_Call", i: int, axis: int) -> Node:
+    def _push_scan_out(self, call: "_Call", i: int, axis: int) -> Node:
         return self._joined(call, i, axis + 1, {})
 
     def _push_rev(self, call: "_Call", i: int, axis: int) -> Node | None:
