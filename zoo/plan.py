@@ -306,7 +306,7 @@ def scales(
     if not isinstance(plan, Plan):
         raise ValueError(
             f"{type(model).__name__} has no plan, so it is not a model of mupax.zoo; "
-            "for other models use optim.infer_scales(base, target)"
+            "for other models use optim.infer_scales(base, target, inputs=(x,))"
         )
     by_path = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
@@ -317,7 +317,8 @@ def scales(
             raise ValueError(
                 f"parameter {name!r} is not one of the zoo's {type(model).__name__}, "
                 "so its scale is unknown; add adapters by zoo.add_lora, and for other "
-                "new layers get the scales by optim.infer_scales(base, target)"
+                "new layers get the scales by optim.infer_scales(base, target, "
+                "inputs=(x,))"
             )
         layers = None
         if len(variable.shape) == len(names) + 1:

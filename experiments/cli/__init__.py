@@ -22,9 +22,9 @@ from . import (
     train,
     transfer,
 )
-from .command import Command
+from .command import COMMANDS
 
-COMMANDS: dict[str, Command] = {
+COMMANDS |= {
     "transfer": transfer.COMMAND,
     "sweep": sweep.COMMAND,
     "search": search.COMMAND,

@@ -46,3 +46,7 @@ class Command:
         if not self.config:
             return list(self.flags)
         return [*CONFIG, *([WORKDIR] if self.workdir else []), *self.flags]
+
+
+# By name; filled where the commands are listed.
+COMMANDS: dict[str, Command] = {}

@@ -3,7 +3,7 @@
 import json
 
 from ..errors import UserError
-from .command import Command
+from .command import COMMANDS, Command
 from .flags import Parsed, list_configs
 
 SHELLS = ("bash", "zsh", "fish")
@@ -34,8 +34,6 @@ complete -o filenames -F _mupax mupax
 
 def script(shell: str) -> str:
     """The completion script of one of `SHELLS`."""
-    from . import COMMANDS
-
     flags = {
         name: [f"--{flag.name}" for flag in command.shown() if "=" not in flag.name]
         for name, command in COMMANDS.items()
@@ -54,8 +52,6 @@ def script(shell: str) -> str:
 
 
 def _fish(flags: dict[str, list[str]]) -> str:
-    from . import COMMANDS
-
     lines = ["complete -c mupax -f"]
     for name, words in flags.items():
         summary = json.dumps(COMMANDS[name].summary, ensure_ascii=False)

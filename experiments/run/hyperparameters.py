@@ -5,7 +5,7 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mupax import optim
 from mupax.zoo.registry import (
@@ -20,9 +20,6 @@ from .. import io
 from ..checks import number, options, shown, text, whole
 from ..errors import UserError
 from .optimizer import RANGES, check_optimizer
-
-if TYPE_CHECKING:
-    from .config import Component, RunConfig
 
 _COMMON = (
     "learning_rate",
@@ -89,14 +86,14 @@ def groups(key: str, value: Any) -> dict[str, dict[str, Any]]:
     return parsed
 
 
-def tuned(config: "RunConfig", values: Mapping[str, Any]) -> "RunConfig":
+def tuned(config: Any, values: Mapping[str, Any]) -> Any:
     """Replace hyperparameters of a run.
 
     A sweep calls this inside its compiled program, with traced values. `mupax transfer`
     and `transfer_from` call it with floats.
 
     Args:
-      config: of the run.
+      config: of the run, a `RunConfig`.
       values: hyperparameters by name; see `tunable`. Warm-up is a share of the steps.
     """
     changes: dict[str, Any] = {}
@@ -124,14 +121,14 @@ def tuned(config: "RunConfig", values: Mapping[str, Any]) -> "RunConfig":
 
 
 def transfer_record(
-    base: "RunConfig",
+    base: Any,
     values: Mapping[str, float],
     base_examples: int | None = None,
 ) -> dict[str, Any]:
     """The part of summary.json that `transfer_from` reads.
 
     Args:
-      base: config of the sweep's base.
+      base: config of the sweep's base, a `RunConfig`.
       values: its best hyperparameters, by name.
       base_examples: examples of the base's training, if the hyperparameters follow the
         length of training.
@@ -156,7 +153,7 @@ def transfer_record(
     }
 
 
-def _branch_multiplier(model: "Component") -> dict[str, float]:
+def _branch_multiplier(model: Any) -> dict[str, float]:
     """The branch multiplier, if the model has branches."""
     known = default_options(model.name) if model.name in list_models() else {}
     if "branch_multiplier" not in {**known, **model.options}:

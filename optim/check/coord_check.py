@@ -19,7 +19,8 @@ from ..rules.multipliers import carried
 from ..scales.paths import flatten
 from ..scales.patterns import Pattern
 from .activations import STREAM, Activation, Layer, Parameter, Recording
-from .coord_verdict import CoordCheck, Facts
+from .coord_facts import Facts
+from .coord_verdict import CoordCheck
 from .probing import acting
 
 Optimizer: TypeAlias = (

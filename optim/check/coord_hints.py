@@ -2,22 +2,23 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from .activations import STREAM, Layer
-from .coord_verdict import CoordCheck, Facts, Verdict
+from .coord_facts import Facts, Verdict
 
 _NEAR = 0.2  # distance from a multiple of a half at which a slope is recognized
 # Exponents of initial sizes, by whether fan-in and fan-out grow.
 _EXPECTED = {(False, True): 0.0, (True, True): -0.5, (True, False): -1.0}
 
 
-def hints(check: CoordCheck) -> list[str]:
+def hints(check: Any) -> list[str]:
     """Hints for the slopes of a check.
 
     Args:
-      check: the check.
+      check: a `CoordCheck`.
 
     Returns:
       Sentences, the most specific first. If all layers are ok, the only hints are on
@@ -27,7 +28,7 @@ def hints(check: CoordCheck) -> list[str]:
     return list(dict.fromkeys(hints))
 
 
-def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
+def _of_axis(check: Any, axis: str) -> Iterator[str]:
     verdicts, slopes = check.verdicts[axis], check.slopes[axis]
     wrong = [layer for layer, v in verdicts.items() if v is Verdict.WRONG]
     doubtful = [layer for layer, v in verdicts.items() if v is not Verdict.OK]
@@ -63,7 +64,7 @@ _SCALES = (
 )
 
 
-def _grow_with_depth(check: CoordCheck, facts: Facts, rising: list[str]) -> str:
+def _grow_with_depth(check: Any, facts: Facts, rising: list[str]) -> str:
     slopes, fits = check.slopes["depth"], check._fits()["depth"]
     streams = [layer for layer in rising if layer.startswith(STREAM)]
     worst = max(streams or rising, key=lambda layer: slopes[layer])
@@ -105,7 +106,7 @@ def _stays(facts: Facts, layers: Sequence[Layer]) -> bool:
     return bool(factors.max() < 1.2 * factors.min())
 
 
-def _grow_with_width(check: CoordCheck, facts: Facts, rising: list[str]) -> str:
+def _grow_with_width(check: Any, facts: Facts, rising: list[str]) -> str:
     power = max(check.slopes["width"][layer] for layer in rising)
     readouts = all(_is_readout(facts, layer) for layer in rising)
     return (
@@ -151,7 +152,7 @@ def _is_readout(facts: Facts, layer: str) -> bool:
 
 
 def _initial_sizes(
-    check: CoordCheck, facts: Facts, wrong: bool, doubtful: bool
+    check: Any, facts: Facts, wrong: bool, doubtful: bool
 ) -> Iterator[str]:
     """Hints on parameters whose initial size has another exponent of width.
 
@@ -174,7 +175,7 @@ def _initial_sizes(
             )
 
 
-def _large_steps(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:
+def _large_steps(check: Any, axis: str, layers: list[str]) -> Iterator[str]:
     """Hint at a learning rate so large that activations change by more than their size.
 
     Judged at the smallest model.
@@ -195,7 +196,7 @@ def _large_steps(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[st
             return
 
 
-def _fading(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:
+def _fading(check: Any, axis: str, layers: list[str]) -> Iterator[str]:
     fits = check._fits()[axis]
     for layer in layers:
         step = fits[layer].worst

@@ -1,7 +1,6 @@
 """The result of a coordinate check: slopes, their errors, verdicts and hints."""
 
 import dataclasses
-import enum
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +10,9 @@ import numpy as np
 from scipy import special
 
 from ..scales.display import Figures, html_table
-from .activations import STREAM, Layer, Parameter
+from .activations import STREAM
+from .coord_facts import Facts, Verdict
+from .coord_hints import hints
 
 # Exponents of width and depth are multiples of ½, so a |slope| below ¼ is nearer to
 # zero than to the next exponent.
@@ -29,43 +30,6 @@ _EXPONENT = 0.45
 _INNER_EXPONENT = 0.65
 # Above this strength, the smallest models are far from the limit of large depth.
 _STRONG = 1.0
-
-
-class Verdict(enum.StrEnum):
-    """Verdict on a slope and its standard error; see `CoordCheck`.
-
-    Examples:
-      >>> [verdict.value for verdict in Verdict]
-      ['ok', 'unclear', 'wrong']
-    """
-
-    OK = "ok"
-    UNCLEAR = "unclear"
-    WRONG = "wrong"
-
-
-class Facts(NamedTuple):
-    """What else is known at each size of an axis.
-
-    Attributes:
-      initial: by layer, the root mean square of its initial values, (sizes,).
-      layers: by layer, what the program of each size says of it.
-      parameters: by path, how the program uses it, its shapes at each size, and its
-        initial root mean squares.
-      scaled: whether the optimizer applies scales.
-    """
-
-    initial: Mapping[str, np.ndarray] = {}
-    layers: Mapping[str, tuple[Layer, ...]] = {}
-    parameters: Mapping[
-        str, tuple[Parameter, tuple[tuple[int, ...], ...], np.ndarray]
-    ] = {}
-    scaled: bool = True
-
-    def named(self, layer: str) -> str:
-        """The name of a layer with the line of code, e.g. "head (model.py:31)"."""
-        line = self.layers[layer][0].line if layer in self.layers else ""
-        return f"{layer} ({line})" if line else layer
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -184,8 +148,6 @@ class CoordCheck:
     @property
     def hints(self) -> list[str]:
         """Likely causes of the slopes, one or two sentences each."""
-        from .coord_hints import hints
-
         return hints(self)
 
     def _with(self, verdict: Verdict) -> list[tuple[str, str]]:

@@ -374,8 +374,8 @@ def check_scales(scales: Any) -> None:
     if not isinstance(scales, Scales):
         raise ValueError(
             f"scales is a {type(scales).__name__}; make it with "
-            "infer_scales(base, target) or zoo.scales(model), and pass it as scales, "
-            "e.g. optim.adamw(learning_rate, scales)"
+            "infer_scales(base, target, inputs=(x,)) or zoo.scales(model), and pass it "
+            "as scales, e.g. optim.adamw(learning_rate, scales)"
         )
 
 
