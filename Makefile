@@ -40,8 +40,8 @@ test: install
 test-long: install
 	$(BIN)/python -m pytest -m long --numprocesses auto --dist loadfile
 
-# Claims about single bits, compiled as a user's run; and of the long tests those of
-# crashes, meshes and processes.
+# Claims about single bits, compiled as a user's run; and of the long tests one kill, one
+# mesh and one training of two processes.
 test-ci: install
 	$(BIN)/python -m pytest -m "ci and not long" --numprocesses auto --dist worksteal
 	$(CHEAP) $(BIN)/python -m pytest -m "ci and long" --numprocesses auto --dist worksteal

@@ -42,7 +42,6 @@ def refused(capsys, *args: object) -> str:
     return err
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
     tmp_path, data_dir, capsys
@@ -101,7 +100,6 @@ def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
     assert before == {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_killed_at_any_point_it_goes_on_to_the_same_result(tmp_path, data_dir):
     """Killed when the first cell, then when the first checkpoint is there."""

@@ -37,7 +37,7 @@ GPT = {
 }
 RESNET = {"width": 4, "blocks": (2, 1, 1, 2), "out_features": 7}
 # Golden file: the model, its options, the layout, the ending of the file.
-MORE = [pytest.mark.long, pytest.mark.ci]
+MORE = [pytest.mark.long]
 QUICK = {
     ("vit_token", "depth_mup"),
     ("vit_token", "sp"),

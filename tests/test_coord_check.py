@@ -84,7 +84,7 @@ def assert_flat(check):
 
 # The two that follow the signs of gradients move alike; Adam stands for Lion.
 LONG = [pytest.param(o, marks=pytest.mark.long) for o in ("lion", "muon")]
-ADAM = pytest.param("adam", marks=[pytest.mark.long, pytest.mark.ci])
+ADAM = pytest.param("adam", marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", ADAM, *LONG])
@@ -706,7 +706,6 @@ def check_outputs(loss, batch, **settings):
     )
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_without_a_loss_the_outputs_get_one_that_is_linear_in_them():
     given = check_outputs(lambda model, batch: model(batch[0]), (X, Y))

@@ -112,7 +112,6 @@ def test_digits_are_read_by_tfds_itself(prepared):
     assert "tensorflow" not in sys.modules
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_killed_and_concurrent_preparations_leave_a_whole_dataset(tmp_path):
     prepare = f"data.prepare_digits(pathlib.Path({str(tmp_path)!r}))"

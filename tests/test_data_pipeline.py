@@ -324,7 +324,6 @@ def test_no_two_rows_epochs_processes_or_seeds_are_changed_alike(photos):
     assert len(set(seen)) == len(seen)
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_worker_processes_give_the_same_batches_and_go_on(photos, tmp_path):
     """In a process of its own: workers are started anew, and must find their module."""

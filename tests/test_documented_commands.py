@@ -204,7 +204,6 @@ def test_the_snippet_of_the_coordinate_check_runs(capsys):
     assert "embed" in capsys.readouterr().out
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_the_snippets_of_the_zoo_run(monkeypatch):
     """What names a file or the hub gets a model of that name without weights."""

@@ -101,7 +101,6 @@ def refused(tmp_path: pathlib.Path, children: list[subprocess.Popen]) -> list[st
     return [end.sentence for end in found]
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_another_number_of_steps_is_named_by_both(tmp_path, pair):
     for said in refused(tmp_path, pair([], ["--config.steps=300"])):
@@ -110,7 +109,6 @@ def test_another_number_of_steps_is_named_by_both(tmp_path, pair):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_a_coordinator_that_is_not_there_is_one_sentence(tmp_path, pair):
     begun = time.monotonic()
@@ -142,7 +140,6 @@ def test_what_differs_is_named_by_both(tmp_path, pair, change, named):
         assert named in said
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_another_command_is_named_by_both(tmp_path, pair):
     for said in refused(tmp_path, pair([], [], command=("train", "eval"))):
@@ -183,7 +180,6 @@ def mnist() -> str:
     return folder
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_a_workdir_that_is_held_is_said_by_both(tmp_path, pair):
     with claim(tmp_path / "run", {}):
@@ -199,7 +195,6 @@ def wait_for_line(run: pathlib.Path, children: list[subprocess.Popen]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("victim", [0, 1])
@@ -213,7 +208,6 @@ def test_when_one_ends_the_other_ends_within_a_minute(tmp_path, pair, victim, ho
     assert other.lines == 1
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_a_process_that_stands_still_is_named(tmp_path, pair):
     children = pair([], [])
@@ -312,7 +306,6 @@ jax.distributed.shutdown()
 """
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_a_directory_on_another_disk_is_not_taken_for_a_shared_one(tmp_path):
     """Neither is one that an earlier run left there."""

@@ -43,14 +43,12 @@ def large(found: dict, mesh: str) -> list[tuple[str, int, int]]:
     )
 
 
-@pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("mesh", ["data", "fsdp", "tensor", "all"])
 def test_a_vit_trains_the_same_on_every_mesh(vit, mesh):
     np.testing.assert_allclose(vit[mesh]["losses"], vit["one"]["losses"], rtol=2e-5)
 
 
-@pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["resmlp", "gpt", "resnet18"])
 def test_every_model_trains_the_same_on_every_mesh(model):
@@ -63,13 +61,11 @@ def test_every_model_trains_the_same_on_every_mesh(model):
         )
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_one_device_talks_to_nobody(vit):
     assert vit["one"]["collectives"] == []
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_data_parallel_sums_each_gradient_once(vit):
     # In every block, and at both ends with the loss.
@@ -77,7 +73,6 @@ def test_data_parallel_sums_each_gradient_once(vit):
     assert {kind for kind, *_ in vit["data"]["collectives"]} == {"all-reduce"}
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_fsdp_gathers_each_weight_twice_and_sums_its_gradient_once(vit):
     found = large(vit, "fsdp")
@@ -91,7 +86,6 @@ def test_fsdp_gathers_each_weight_twice_and_sums_its_gradient_once(vit):
     }
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_tensor_parallel_sums_activations_after_each_branch(vit):
     # Two branches, forward and backward; no weight moves.

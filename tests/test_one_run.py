@@ -133,7 +133,6 @@ def assert_same(given: ConfigDict) -> None:
 
 # A threshold for SGD does not transfer over width, which this test does not need.
 @pytest.mark.filterwarnings("ignore:clip_by_global_norm compares")
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("model", "optimizer", "schedule", "extra"),
     [

@@ -86,7 +86,6 @@ def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
     np.testing.assert_allclose(lane, losses, rtol=2e-5)
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_sweep_runs_on_text(song, tmp_path):
     found = sweep.run(config(song), str(tmp_path / "run"), ["mupax", "sweep"])

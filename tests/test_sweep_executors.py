@@ -153,7 +153,6 @@ def runs_stored(folder, task):
     return sorted((run["seed"], *run["at"]) for run in found)
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_a_dask_worker_that_is_killed_costs_only_its_job(tmp_path):
     """By SIGKILL, when a third of the task is done; no run is done twice."""
@@ -170,7 +169,6 @@ def test_a_dask_worker_that_is_killed_costs_only_its_job(tmp_path):
         assert runs_stored(tmp_path, task) == [(s, x) for s in (0, 1) for x in rates]
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_a_local_worker_that_is_killed_is_said_and_the_next_call_goes_on(tmp_path):
     point_by_point = engine.Limits(0.2, lanes=2)
@@ -200,7 +198,6 @@ def _write(folder, name, first):
         store.add(name, "key", run)
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_two_writers_do_not_corrupt_a_store(tmp_path):
     spawn = multiprocessing.get_context("spawn")

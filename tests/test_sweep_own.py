@@ -540,7 +540,6 @@ t.sweep({folder!r}, sizes=[(2, 1), (4, 2)])
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="POSIX's signal")
-@pytest.mark.ci
 @pytest.mark.long
 def test_a_population_that_was_killed_half_way_keeps_its_finished_points(
     tmp_path, monkeypatch
@@ -927,7 +926,6 @@ def test_functions_that_cannot_be_sent_are_refused_before_anything_runs(tmp_path
     assert not (tmp_path / "w2-d1.json").exists()
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_processes_find_what_one_process_finds_and_keep_it(tmp_path, trained):
     spawn = multiprocessing.get_context("spawn")

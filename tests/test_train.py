@@ -121,7 +121,6 @@ def test_a_killed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, finished)
     assert chain(tmp_path / "run", finished, kills) == 3, kills
 
 
-@pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, finished, seed):
@@ -314,7 +313,6 @@ def test_eight_devices_and_then_one_give_the_losses_of_one(tmp_path, finished):
     np.testing.assert_allclose(result.evals, finished[1].evals, rtol=1e-4)
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_eight_devices_give_the_losses_of_one_to_the_end(tmp_path, finished):
     found = finish(spawn(tmp_path / "run", devices=8))

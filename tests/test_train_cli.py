@@ -170,7 +170,6 @@ def test_two_newest_and_the_best_checkpoint_are_kept(finished, capsys):
     assert f"step {best}:" in capsys.readouterr().out
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_sigterm_saves_and_exits_with_zero_and_the_run_goes_on(
     tmp_path, finished, data_dir
@@ -190,7 +189,6 @@ def test_sigterm_saves_and_exits_with_zero_and_the_run_goes_on(
     assert curve(run) == curve(finished)
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_eight_devices_then_two_processes_then_one_device_go_on_alike(
     tmp_path, finished, data_dir
@@ -305,7 +303,6 @@ def finished_pair(tmp_path_factory, data_dir) -> pathlib.Path:
     return run
 
 
-@pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_one_of_two_processes_is_killed_the_pair_goes_on_bit_for_bit(
@@ -369,7 +366,6 @@ def test_another_process_in_the_same_workdir_is_refused(tmp_path, data_dir, caps
         child.communicate()
 
 
-@pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("most", [2000, 100])  # arrays fail; even metadata fails
 def test_when_the_disk_is_full_the_last_good_checkpoint_stays(tmp_path, data_dir, most):

@@ -214,7 +214,6 @@ def get_config():
 
 
 @pytest.mark.long
-@pytest.mark.ci
 def test_a_gpt_is_transferred_with_clipping_and_init_scale(tmp_path):
     """And the target leaves what `mupax train` leaves, evaluations on text included."""
     text = tmp_path / "song.txt"

@@ -23,7 +23,6 @@ def counted() -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_the_page_holds_what_the_command_prints():
     held = PAGE.split(zoo_table.BEGIN)[1].split(zoo_table.END)[0]
@@ -32,7 +31,6 @@ def test_the_page_holds_what_the_command_prints():
     )
 
 
-@pytest.mark.ci
 @pytest.mark.long
 def test_the_list_of_models_has_their_sizes():
     assert zoo_table.SIZES_FILE.read_text() == zoo_table.sizes_json(), (
