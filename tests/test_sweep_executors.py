@@ -250,16 +250,6 @@ def test_a_worker_sends_all_its_runs_while_others_write(tmp_path, monkeypatch):
     assert here.runs("task", "key") == runs[0] | runs[1] | runs[2]
 
 
-def test_unfinished_runs_of_earlier_versions_are_not_taken_for_finished(tmp_path):
-    """Successive halving stored runs that it stopped after some `steps`."""
-    store = Store(tmp_path)
-    store.add("task", "key", {(0, (0.5,)): Record([0.1, 0.2])})
-    stopped = {"key": "key", "seed": 1, "at": [0.5], "losses": [None, 0.2], "steps": 5}
-    with (tmp_path / "task.runs.jsonl").open("a") as file:
-        file.write(json.dumps(io.seal(stopped)) + "\n")
-    assert store.runs("task", "key") == {(0, (0.5,)): Record([0.1, 0.2])}
-
-
 @pytest.fixture(scope="module")
 def data():
     return sweep_toys.stripes()

@@ -118,7 +118,7 @@ found = sweep(
     loss,
     data,
     base=BASE,
-    grid={"learning_rate": "2**[-11:-6:1]"},
+    grid={"learning_rate": "2**[-9:-4:1]"},
     widths=(32, 64),
     depths=(4, 8),
     seeds=2,

@@ -170,6 +170,8 @@ def _take(
     if text is None:
         raise UserError(f"--{name} needs a value: --{name}=...")
     if not text:
+        if flag.required:
+            raise UserError(f"--{name} is missing; {flag.required}")
         raise UserError(f"--{name} is empty; give a value, or leave it out")
     if flag.type is list:
         found.values[name] = [*(found.values[name] or ()), text]

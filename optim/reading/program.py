@@ -129,7 +129,10 @@ class Node:
     @property
     def backward(self) -> bool:
         """Whether it belongs to a gradient that the forward pass computes."""
-        return "transpose(" in str(getattr(self.source, "name_stack", ""))
+        return any(
+            "transpose(" in str(getattr(source, "name_stack", ""))
+            for source in self.source
+        )
 
 
 # Files in these directories are never the user's own code.
