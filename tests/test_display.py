@@ -125,7 +125,7 @@ def test_blocks_of_the_same_settings_share_a_row():
     paths = [line.split()[0] for line in str(found).splitlines()[4:7]]
     assert paths == ["blocks/0,2-11/w", "blocks/1/w", "in"]
     assert len(found.rows) == 13
-    assert "branches (*), as zoo models do, by 0.5·a (a·M^-0.5, M = 4)" in str(found)
+    assert "must multiply branches (*) by 0.5·a (a·M^-0.5, M = 4)" in str(found)
 
 
 def test_scales_of_many_parameters_are_short():

@@ -85,7 +85,8 @@ def main(argv: list[str]) -> int:
 
 def _run(name: str, argv: list[str]) -> int:
     if name in ("help", "--help", "-h"):
-        print(_help())
+        of = COMMANDS.get(argv[1]) if len(argv) > 1 else None
+        print(of.help(argv[1]) if of else _help())
         return 0
     if name in ("--version", "version"):
         print(_version())

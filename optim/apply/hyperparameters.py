@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeAlias, get_args
 import jax
 import optax
 
+from ..rules.parametrizations import Parametrization, list_parametrizations
 from ..scales.table import Scales, check_scales
 
 Arguments = ParamSpec("Arguments")
@@ -67,6 +68,7 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
         raise ValueError(
             f"{name}={value!r} must be a number"
             + (" or a schedule" * (name == "learning_rate"))
+            + _parametrization_hint(value)
         ) from None
     if not finite:
         raise ValueError(f"{name}={value} must be finite")
@@ -93,3 +95,9 @@ _NUMBERS = (
     "consistent_rms",
     "decay_rate",
 )
+
+
+def _parametrization_hint(value: object) -> str:
+    if isinstance(value, Parametrization) or value in list_parametrizations():
+        return "; the parametrization is said to infer_scales(..., parametrization=...)"
+    return ""

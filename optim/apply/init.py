@@ -173,6 +173,11 @@ class _Leaf:
 
 
 def _check_arguments(params: Any, base: Any) -> None:
+    if is_function(params):
+        raise ValueError(
+            "rescale_init takes parameters, not a function that builds a model; build "
+            "the model, and pass its parameters: nnx.state(model, nnx.Param) for NNX"
+        )
     if is_nnx(params):
         raise ValueError(
             "rescale_init takes parameters, not a module: use params = nnx.state("

@@ -151,15 +151,15 @@ class Explanation:
         """The title, and the notes below the table."""
         point = self.parametrization
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
-        branches = any(row.branch for row in self.rows.values())
+        told = any(r.branch and r.origin == "declared" for r in self.rows.values())
         if self.carried:
             notes.append(
-                "the model does not multiply its branches, logits or readout by what "
-                f"{point.name} needs; these carry it: {', '.join(self.carried)}"
+                f"these carry factors of branches, logits or readout that {point.name} "
+                f"needs and the model does not have: {', '.join(self.carried)}"
             )
-        elif branches and (self.depth != 1 or point.alpha):
+        elif told and (self.depth != 1 or point.alpha):
             notes.append(
-                "your own model must multiply branches (*), as zoo models do, by "
+                "your model must multiply branches (*) by "
                 f"{point.branch_multiplier(self.depth):.4g}·a (a·M^-{point.alpha:g}, "
                 f"M = {self.depth:g})"
             )

@@ -249,9 +249,10 @@ class _Parameter:
             yield (
                 f"the update of {self.path!r} points along its gradient, which raises "
                 "the loss: the learning rate needs a minus, which "
-                "optax.scale_by_learning_rate has; two of them, or one before or after "
-                "a whole optimizer, cancel it. To maximize, or to subtract updates, "
-                "put optax.scale(-1.0) beside this chain in an optax.chain"
+                "optax.scale_by_learning_rate has; two of them, or one beside a whole "
+                "optimizer, cancel it: in place of optax.adam(rate) use "
+                "optax.scale_by_adam(). To maximize, put optax.scale(-1.0) beside "
+                "this chain in an optax.chain"
             )
 
     def hints(self) -> Iterator[str]:

@@ -87,9 +87,9 @@ def trace(
         given = ", ".join(map(_shape_text, arguments))
         raise ValueError(
             f"the forward pass of the {which} fails on inputs=({given}): "
-            f"{type(error).__name__}: {error}. Pass the arguments of one forward pass "
-            "as inputs=(...), and call=lambda model, *inputs: ... where it is not "
-            "model(*inputs)"
+            f"{type(error).__name__}: {str(error).rstrip('.')}. Pass the arguments of "
+            "one forward pass as inputs=(...), flags such as train=False among them, "
+            "and call=lambda model, *inputs: ... where it is not model(*inputs)"
         ) from error
     return Reading(built.leaves, program, built.paths)
 
