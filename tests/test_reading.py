@@ -118,6 +118,30 @@ def test_a_branch_that_ends_in_a_nonlinearity_says_what_to_multiply():
         read(network(32, 8, end=jax.nn.relu))
 
 
+def skips(width, depth):
+    """A residual network that reads the sum of all layers' skips."""
+    block = {name: jnp.zeros((width, width)) for name in ("w", "skip")}
+    params = {"in": jnp.zeros((5, width)), "blocks": [block] * depth}
+
+    def run(params, x):
+        x, found = x @ params["in"], []
+        for w in params["blocks"]:
+            found.append(jnp.tanh(x) @ w["skip"])
+            x = x + jnp.tanh(x) @ w["w"]
+        return sum(found[1:], found[0])  # skips are added
+
+    return run, params
+
+
+def test_a_base_with_one_layer_has_no_sum_over_layers():
+    with pytest.raises(ValueError, match="at least two of these layers") as error:
+        read(skips(32, 8), skips(8, 1))
+    assert line("# skips are added") in str(error.value)
+    carried = {p for p, s in read(skips(32, 8), skips(8, 2)).items() if s.ends_branch}
+    assert carried == {f"blocks/{i}/{w}" for i in range(8) for w in ("w", "skip")}
+    assert not any(s.depth != 1 for s in read(skips(32, 2), skips(8, 2)).values())
+
+
 def test_a_constant_that_changes_while_depth_stays_is_an_error():
     with pytest.raises(ValueError, match="same depth; use the same constant"):
         read(network(32, 2, attention=0.5, mlp=0.5))

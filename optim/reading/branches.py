@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
@@ -96,11 +96,11 @@ class Failure(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """One residual addition, x + f(x).
+    """One residual addition, x + f(x), or one term of a sum over layers (`Totals`).
 
     Attributes:
       add: the addition.
-      trunk: the value that both sides are computed from.
+      trunk: the value that both sides are computed from; for a term, its end.
       end: the branch's result.
       inside: ids of the nodes between trunk and end.
       runs: number of additions: more than one in a loop over layers.
@@ -119,6 +119,14 @@ class Branch:
     failure: Node | None
     constant: float
     layers: int
+
+    @property
+    def label(self) -> str:
+        """What it is, and its line, for messages."""
+        kind = (
+            "term of a sum over layers" if self.trunk is self.end else "residual branch"
+        )
+        return f"{kind} at {self.add.line}"
 
 
 class Branches:
@@ -210,7 +218,8 @@ class Branches:
             for start, trunk, factor in self._starts(skip, end):
                 inside = self.between(start, end)
                 if inside and self._kernels(inside):
-                    if node.op == "sub" and not self._goes_on(node, inside):
+                    simple = not any(x.add.id in inside for x in self.all)
+                    if node.op == "sub" and not (simple and self.goes_on(node)):
                         continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
                     return self._made(node, start, end, inside, factor)
@@ -226,10 +235,8 @@ class Branches:
         for start in (*self._same_stream(trunk), *self._gated(trunk, end)):
             yield start, trunk, factor
 
-    def _goes_on(self, node: Node, inside: frozenset[int]) -> bool:
-        """Whether x - f(x) is a stream: simple, and followed by further kernels."""
-        if any(x.add.id in inside for x in self.all):
-            return False
+    def goes_on(self, node: Node) -> bool:
+        """Whether a value is followed by further kernels."""
         seen, stack = {node.id}, [node]
         while stack:
             for user in self._axes.uses(stack.pop()):
@@ -367,19 +374,20 @@ class Branches:
             runs,
             ends,
             failure,
-            (self._kernel_factor(ends) if ends else self.inner(end)) / skip,
-            self._layers(inside),
+            self.constant(end, ends) / skip,
+            self.layers(inside),
         )
 
-    def _kernel_factor(self, ends: Iterable[End]) -> float:
+    def constant(self, end: Node, ends: Sequence[End]) -> float:
         """The constant on the branch's kernel, or its gain, rather than on a bias."""
-        ends = list(ends)
-        for end in ends:
-            if end.node.op not in ("add", "add_any", "sub"):
-                return end.factor * end.array
+        if not ends:
+            return self.inner(end)
+        for one in ends:
+            if one.node.op not in ("add", "add_any", "sub"):
+                return one.factor * one.array
         return ends[0].factor * ends[0].array
 
-    def _layers(self, inside: frozenset[int]) -> int:
+    def layers(self, inside: frozenset[int]) -> int:
         longest: dict[int, int] = {}
         nodes = self._program.nodes
         for at in sorted(inside):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from .program import Node
 from .roles import Found, find_roles, remedy
 from .segments import Parts, segmented
 from .sums import Sum, Sums
+from .totals import Totals
 
 _ALIKE = 0.01  # constants count as equal if their logarithms differ by less
 
@@ -31,6 +33,7 @@ class _Model:
     reading: Reading
     axes: Axes
     branches: Branches
+    totals: Totals
     sums: Sums
     roles: dict[str, Found | None]
 
@@ -52,7 +55,9 @@ def _model(
     axes = Axes(reading.program, growing)
     roles = find_roles(reading, axes, given)
     branches = Branches(reading.program, axes)
-    return _Model(reading, axes, branches, Sums(reading.program, axes, branches), roles)
+    totals = Totals(reading.program, axes, branches)
+    sums = Sums(reading.program, axes, branches)
+    return _Model(reading, axes, branches, totals, sums, roles)
 
 
 def _growths(
@@ -130,6 +135,12 @@ class _Comparison:
     def scales(self, point: Parametrization | None, parts: Parts) -> Scales:
         """Roles from the programs, depth from their branches."""
         counted, depth = self._counted()
+        added, ratio = self._added(counted)
+        if added and depth == 1:
+            counted, depth = added, ratio
+            self._check_only_sums_deepen(added)
+        elif added:
+            counted = sorted([*counted, *added], key=_place)
         inside = self._inside(counted)
         own = self._leaves.parametrization
         point = same_parametrization(own, point) or own
@@ -275,7 +286,74 @@ class _Comparison:
                 "the base has residual branches and the target has none; build both by "
                 "the same code"
             )
-        return sorted(chosen[1], key=lambda b: b.add.id), after / before
+        return sorted(chosen[1], key=_place), after / before
+
+    def _added(self, counted: list[Branch]) -> tuple[list[Branch], float]:
+        """The target's terms of sums whose number grows, and the ratio of numbers.
+
+        From here on they are branches of both models.
+        """
+        small, large = (self._numbers(m) for m in (self.small, self.large))
+        added = []
+        for b in self.large.totals.all_terms:
+            key = self._computed_by(self.large, b)
+            before, after = small[key], large[key]
+            if before == after or any(b.add.id in x.inside for x in counted):
+                continue
+            if before:
+                added.append((b, after / before))
+            elif b.layers and after > 1:
+                raise ValueError(
+                    f"the {b.label} is one of {after} in the target, and the base has "
+                    "no such sum; build a base with at least two of these layers"
+                )
+        keys = {self._computed_by(self.large, b) for b, _ in added}
+        for model in (self.small, self.large):
+            more = [
+                b for b in model.totals.all_terms if self._computed_by(model, b) in keys
+            ]
+            model.branches.all = sorted([*model.branches.all, *more], key=_place)
+        means = self._means(added, counted)
+        self.large.branches.all = [b for b in self.large.branches.all if b not in means]
+        kept = [(b, ratio) for b, ratio in added if b not in means]
+        return [b for b, _ in kept], max((ratio for _, ratio in kept), default=1.0)
+
+    def _means(
+        self, added: list[tuple[Branch, float]], counted: list[Branch]
+    ) -> list[Branch]:
+        """Terms that are divided by their number, unless all branches are, too."""
+        streams = [
+            b.constant / like.constant for b, like in self._twins(counted) if like
+        ]
+        twins = self._twins([b for b, _ in added])
+        ratio = dict(
+            zip([b.add.id for b, _ in added], [r for _, r in added], strict=True)
+        )
+        found = [
+            b
+            for b, like in twins
+            if like and _alike(b.constant / like.constant, 1 / ratio[b.add.id])
+        ]
+        if not found or (
+            streams and all(_alike(x, 1 / ratio[found[0].add.id]) for x in streams)
+        ):
+            return []
+        return found
+
+    def _numbers(self, model: _Model) -> Counter[frozenset[str]]:
+        """The most terms of one sum that the same parameters compute."""
+        most: Counter[frozenset[str]] = Counter()
+        for terms in model.totals.all:
+            number: Counter[frozenset[str]] = Counter()
+            for branch in terms:
+                number[self._computed_by(model, branch)] += branch.runs
+            most |= number
+        return most
+
+    def _computed_by(self, model: _Model, term: Branch) -> frozenset[str]:
+        """The parameters of the nearest kernels before a term, or of a bias."""
+        paths = {model.path(end) for end in term.ends if term.end.weight}
+        return frozenset(map(self._opened, paths or self._sources(model, term.end)))
 
     @staticmethod
     def _outermost(branches: list[Branch]) -> list[Branch]:
@@ -327,6 +405,18 @@ class _Comparison:
                             ratios[path] = self._leaves[path].shape[axis] / small[axis]
         return ratios
 
+    def _check_only_sums_deepen(self, added: list[Branch]) -> None:
+        """Raise a `ValueError` if layers that are no terms of a sum are in a row."""
+        inside = self._inside(added)
+        for path, ratio in self._deeper().items():
+            if path not in inside:
+                raise ValueError(
+                    f"the target has {ratio:g} times as many layers like {path!r} as "
+                    f"the base and adds their results up (the {added[0].label}), but "
+                    "has no residual branch: x + f(x). Build both with the same depth, "
+                    "or add each layer to its input: x = x + f(x)"
+                )
+
     def _plain_depth(self, point: Parametrization | None) -> float:
         """The depth ratio of a network without residual branches."""
         path, ratio = next(iter(self._deeper().items()))
@@ -356,7 +446,7 @@ class _Comparison:
             for branch, ratio in zip(counted, ratios, strict=True):
                 if not _alike(ratio, 1):
                     raise ValueError(
-                        f"the residual branch at {branch.add.line} is multiplied by "
+                        f"the {branch.label} is multiplied by "
                         f"{ratio:.4g} times as much in the target as in the base, but "
                         "both have the same depth; use the same constant"
                     )
@@ -375,7 +465,7 @@ class _Comparison:
             if multiplied[i]:
                 continue
             raise ValueError(
-                f"the residual branch at {branch.add.line} has a constant "
+                f"the {branch.label} has a constant "
                 f"{ratios[i]:.4g} times that of the base; {point.label} needs "
                 f"{expected:.4g}, i.e. (depth / base depth)**-{point.alpha:g}, on "
                 + ("every branch" if any(multiplied) else "it, or none on any branch")
@@ -400,7 +490,7 @@ class _Comparison:
         if ratios and not _alike(max(ratios.values()), min(ratios.values())):
             low, *_, high = sorted(ratios, key=ratios.__getitem__)
             raise ValueError(
-                f"the residual branch at {branch.add.line} is multiplied in parts: "
+                f"the {branch.label} is multiplied in parts: "
                 f"{high!r} by {ratios[high]:.4g} times as much as in the base, {low!r} "
                 f"by {ratios[low]:.4g}; multiply the whole branch, biases included"
             )
@@ -445,7 +535,7 @@ class _Comparison:
         if branch.failure is not None:
             line = branch.failure.line or branch.add.line
             raise ValueError(
-                f"the residual branch at {branch.add.line} does not end in parameters "
+                f"the {branch.label} does not end in parameters "
                 f"that could carry its multiplier, but in {branch.failure.op!r} "
                 f"({line}); {advice}"
             )
@@ -453,7 +543,11 @@ class _Comparison:
         nodes = {e.node.id for b in every for e in b.ends}
         for end in branch.ends:
             path = self.large.path(end)
-            stops = {(b.add.id, b.end.id) for b in every if path in self._ends(b)}
+            stops = {
+                (b.add.id, -1 if b.end.weight else b.end.id)  # -1: a bias on a sum
+                for b in every
+                if path in self._ends(b)
+            }
             escapes = self.large.branches.escapes
             elsewhere = [
                 e.node
@@ -463,7 +557,7 @@ class _Comparison:
             if elsewhere:
                 line = elsewhere[0].line
                 raise ValueError(
-                    f"{path!r} ends the residual branch at {branch.add.line}, but is "
+                    f"{path!r} ends the {branch.label}, but is "
                     f"also used elsewhere ({line}), so that it cannot carry the "
                     f"branch's multiplier; {advice}"
                 )
@@ -700,6 +794,10 @@ class _Comparison:
             found[last] = dataclasses.replace(
                 known, carried=known.carried / width / ratio
             )
+
+
+def _place(branch: Branch) -> int:
+    return branch.add.id
 
 
 def _alike(one: float, other: float) -> bool:

@@ -71,6 +71,8 @@ class Sums:
         return None
 
     def _reduced(self, node: Node, axes: Sequence[int]) -> Sum | None:
+        if node.operands[0].op == "scan_out" and tuple(axes) == (0,):
+            return None  # over layers (see `Totals`) or steps
         inner, _ = self._branches.trunk(node.operands[0])
         size = math.prod(node.operands[0].shape[a] for a in axes)
         sides: tuple[Node, ...]
@@ -78,7 +80,7 @@ class Sums:
             sides = (inner.operands[0],) * 2
         elif inner.op == "mul" and all(x.data for x in inner.operands):
             sides = tuple(inner.operands)
-        elif inner.op in ("concatenate", "scan_out"):  # over layers or steps
+        elif inner.op == "concatenate":  # over layers or steps
             return None
         else:
             sides = (node.operands[0],)

@@ -213,21 +213,119 @@ def gated_mlp_with_spatial_units(n, L):
     return p, (floats(2, 16, 12),), call
 
 
-@program({**ENDS, r"b/\d/(f|g)": "Hb", r"b/\d/res": "Hb", r"b/\d/skip": "H", "last": "H"})  # fmt: skip
-def wavenet(n):
+WAVENET = {**ENDS, "last": "H", r"b/(\d/)?(f|g)": "Hb"}
+SKIPS = {**WAVENET, r"b/(\d/)?(res|skip)": "He", r"b/(\d/)?sb": "Ve"}
+MULTIPLIED = {**WAVENET, r"b/\d/(res|skip)": "Hb", r"b/\d/sb": "Vb"}
+
+
+def gated(x, w, dilation=1):
+    f, g = (conv(x, w[k], dilation=dilation) for k in "fg")
+    return jnp.tanh(f) * jax.nn.sigmoid(g)
+
+
+def wavenet(n, L, total, stacked=False):
+    """WaveNet; `total` maps its layers and stream to the sum of the skips."""
     p = zeros(**{"in": (1, 1, n), "last": (1, n, n), "out": (1, n, 3)})
-    p |= {"b": layers(3, f=(2, n, n), g=(2, n, n), res=(1, n, n), skip=(1, n, n))}
+    block = dict(f=(2, n, n), g=(2, n, n), res=(1, n, n), skip=(1, n, n), sb=(n,))
+    p["b"] = (
+        zeros(**{k: (L, *shape) for k, shape in block.items()})
+        if stacked
+        else layers(L, **block)
+    )
 
     def call(p, x):
-        x, total = conv(x, p["in"]), 0.0
-        for i, w in enumerate(p["b"]):
-            f, g = (conv(x, w[k], dilation=2**i) for k in "fg")
-            z = jnp.tanh(f) * jax.nn.sigmoid(g)
-            total = total + conv(z, w["skip"])
-            x = x + conv(z, w["res"])
-        return conv(jax.nn.relu(conv(jax.nn.relu(total), p["last"])), p["out"])
+        y = jax.nn.relu(total(p["b"], conv(x, p["in"])))
+        return conv(jax.nn.relu(conv(y, p["last"])), p["out"])
 
     return p, (floats(2, 16, 1),), call
+
+
+def skips(blocks, x):
+    """The skip connections of layers in a list."""
+    for i, w in enumerate(blocks):
+        z = gated(x, w, 2**i)
+        yield conv(z, w["skip"]) + w["sb"]
+        x = x + conv(z, w["res"])
+
+
+@program(SKIPS, deep=True)
+def wavenet_in_a_list(n, L):
+    return wavenet(n, L, lambda blocks, x: sum(skips(blocks, x)))
+
+
+@program(SKIPS, deep=True)
+def wavenet_whose_biases_are_added_to_the_sum(n, L):
+    def total(blocks, x):
+        total = 0.0
+        for i, w in enumerate(blocks):
+            z = gated(x, w, 2**i)
+            total = total + conv(z, w["skip"]) + w["sb"]
+            x = x + conv(z, w["res"])
+        return total
+
+    return wavenet(n, L, total)
+
+
+@program(SKIPS, deep=True)
+def wavenet_with_stacked_skips(n, L):
+    return wavenet(n, L, lambda blocks, x: jnp.stack([*skips(blocks, x)]).sum(0))
+
+
+@program(SKIPS, deep=True)
+def wavenet_in_a_scan(n, L):
+    def layer(carry, w):
+        x, total = carry
+        z = gated(x, w)
+        return (x + conv(z, w["res"]), total + (conv(z, w["skip"]) + w["sb"])), None
+
+    def total(blocks, x):
+        return jax.lax.scan(layer, (x, jnp.zeros_like(x)), blocks)[0][1]
+
+    return wavenet(n, L, total, stacked=True)
+
+
+@program(SKIPS, deep=True)
+def wavenet_whose_scan_returns_the_skips(n, L):
+    def layer(x, w):
+        z = gated(x, w)
+        return x + conv(z, w["res"]), conv(z, w["skip"]) + w["sb"]
+
+    return wavenet(
+        n, L, lambda blocks, x: jax.lax.scan(layer, x, blocks)[1].sum(0), stacked=True
+    )
+
+
+@program(MULTIPLIED, deep=True)
+def wavenet_that_multiplies(n, L):
+    def total(blocks, x):
+        total = 0.0
+        for i, w in enumerate(blocks):
+            z = gated(x, w, 2**i)
+            total = total + (conv(z, w["skip"]) + w["sb"])
+            x = x + conv(z, w["res"]) * (2 / L)
+        return total * (2 / L)
+
+    return wavenet(n, L, total)
+
+
+@program(MULTIPLIED, deep=True, asks=r"term of a sum over layers at convolutional.py:\d+ .* multiply this branch")  # fmt: skip
+def wavenet_whose_skips_end_in_a_nonlinearity(n, L, remedy=False):
+    each = 2 / L if remedy else 1.0
+
+    def total(blocks, x):
+        total = 0.0
+        for i, w in enumerate(blocks):
+            z = gated(x, w, 2**i)
+            total = total + each * jax.nn.relu(conv(z, w["skip"]) + w["sb"])
+            x = x + each * conv(z, w["res"])
+        return total
+
+    return wavenet(n, L, total)
+
+
+@program({**WAVENET, r"b/\d/skip": "H", r"b/\d/res": "He", r"b/\d/sb": "V"}, deep=True)  # fmt: skip
+def wavenet_with_the_mean_of_the_skips(n, L):
+    return wavenet(n, L, lambda blocks, x: jnp.stack([*skips(blocks, x)]).mean(0))
 
 
 @program({**ENDS, r"b/\d/(a|b)": "Hb"})

@@ -406,3 +406,82 @@ def the_same_constants_of_each_channel(n, L):
         return x @ p["out"]
 
     return p, X, call
+
+
+@program({"in": "I", "out": "O", r"b/\d+/up": "Hb", r"b/\d+/down": "He", r"b/\d+/router": "Ob"}, deep=True)  # fmt: skip
+def auxiliary_losses_of_all_layers(n, L):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
+    p |= {"b": [zeros(up=(n, 4 * n), down=(4 * n, n), router=(n, 4)) for _ in range(L)]}
+
+    def call(p, x):
+        x, loss, each = x @ p["in"], 0.0, 0.0
+        for w in p["b"]:
+            gates = jax.nn.softmax(x @ w["router"])
+            loss = loss + (gates.mean(0) ** 2).sum()
+            each = each + jax.nn.logsumexp(x @ w["router"], -1) ** 2
+            x = x + gates.max(-1, keepdims=True) * (
+                jax.nn.relu(x @ w["up"]) @ w["down"]
+            )
+        return x @ p["out"], loss, each
+
+    return p, X, call
+
+
+@program({"in": "I", "out": "O", r"b/\d+/a": "Hb", r"b/\d+/(b|c)": "He"}, deep=True)
+def sums_of_a_fixed_number_of_terms_in_each_block(n, L):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
+    p |= {"b": [zeros(a=(n, n), b=(n, n), c=(n, n)) for _ in range(L)]}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            f = lambda x, w=w: jnp.tanh(x @ w["a"]) @ w["b"]  # noqa: E731
+            k1 = f(x)
+            x = x + (k1 + f(norm(x)) + jnp.tanh(x) @ w["c"]) / 3
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "pos": "V", "out": "O", "u": "H", r"b/\d+": "He"}, deep=True)
+def sum_over_time_in_a_scan(n, L):
+    p = {"in": jnp.zeros((5, n)), "pos": jnp.zeros((6, n)), "out": jnp.zeros((n, 3))}
+    p |= {"u": jnp.zeros((n, n)), "b": [jnp.zeros((n, n)) for _ in range(L)]}
+
+    def call(p, x):
+        x = x @ p["in"] + p["pos"]
+        for w in p["b"]:
+            x = x + jnp.tanh(x) @ w
+        add = lambda total, x: (total + jnp.tanh(x @ p["u"]), None)  # noqa: E731
+        total, _ = jax.lax.scan(add, jnp.zeros((2, n)), x.swapaxes(0, 1))
+        return total @ p["out"]
+
+    return p, (floats(2, 6, 5),), call
+
+
+@program({"in": "I", "out": "O", r"b/\d+/up": "Hb", r"b/\d+/down": "He"}, deep=True)
+def many_layers_side_by_side(n, L):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
+    p |= {"b": [zeros(up=(n, n), down=(n, n)) for _ in range(L)]}
+
+    def call(p, x):
+        x = x @ p["in"]
+        return sum(jax.nn.relu(x @ w["up"]) @ w["down"] for w in p["b"]) @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "out": "O", r"b/\d+": "He"}, deep=True, asks=r"results up .* no residual branch")  # fmt: skip
+def sum_of_the_layers_of_a_plain_network(n, L, remedy=False):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
+    p |= {"b": [jnp.zeros((n, n)) for _ in range(L)]}
+
+    def call(p, x):
+        x, total = x @ p["in"], 0.0
+        for w in p["b"]:
+            y = jax.nn.relu(x) @ w
+            x = x + y if remedy else y
+            total = total + y
+        return (x if remedy else total) @ p["out"]
+
+    return p, X, call

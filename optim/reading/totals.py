@@ -1,0 +1,174 @@
+"""Sums of many terms that do not read the sum, such as WaveNet's skip connections."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from .axes import Axes
+from .branches import Branch, Branches, End, Failure
+from .program import Node, Program
+
+_ADDS = ("add", "add_any")
+_CASTS = ("convert_element_type", "copy", "reduce_precision", "optimization_barrier")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Term:
+    """One operand of a sum: the operation that adds it, and the number of times."""
+
+    add: Node
+    node: Node
+    runs: int
+
+
+class Totals:
+    """Finds the sums of a program, other than residual streams.
+
+    Additions in a row, the carry of a loop that each iteration adds to, and sums over
+    stacked values are read alike. Scalars (losses) are not read.
+
+    Attributes:
+      all: the terms of each sum. As a `Branch`, a term has the constant that multiplies
+        it times that of the sum, and holds the nodes that act through it alone.
+    """
+
+    def __init__(self, program: Program, axes: Axes, branches: Branches):
+        self._program, self._axes, self._branches = program, axes, branches
+        self._streams = {b.add.id for b in branches.all}
+        self._outputs = {x.id for x in program.outputs}
+        self._carries: dict[int, list[Node]] = {}  # by their next value
+        for node in program.nodes:
+            if node.op == "carry":
+                self._carries.setdefault(node.operands[1].id, []).append(node)
+        self._seen: set[int] = set()
+        self.all: list[list[Branch]] = []
+        for node in reversed(program.nodes):
+            if node.id not in self._seen and self._is_sum(node):
+                terms = [
+                    t for t in self._terms(node, 1) if _uncast(t.node).op != "carry"
+                ]
+                made = [self._made(term, node) for term in terms]
+                self.all.append([branch for branch in made if branch is not None])
+
+    @property
+    def all_terms(self) -> list[Branch]:
+        """The terms of all sums."""
+        return [branch for terms in self.all for branch in terms]
+
+    def _is_sum(self, node: Node) -> bool:
+        if not node.data or not node.shape or node.backward:
+            return False
+        if node.op in _ADDS and node.id not in self._streams:
+            one, other = node.operands
+            same = one.shape == other.shape and one.data and other.data
+            return same or self._plus_bias(node) is not None
+        if node.op == "last":
+            return self._is_sum(_uncast(node.operands[0]))
+        return self._stack(node) is not None
+
+    def _plus_bias(self, node: Node) -> Node | None:
+        """The sum to which no data are added, but zero or a bias."""
+        for x, y in (node.operands, node.operands[::-1]):
+            if x.data and y.value == 0:
+                return x
+            if x.data and y.weight and x.op in _ADDS and self._is_sum(x):
+                return x
+        return None
+
+    def _stack(self, node: Node) -> Node | None:
+        """What a sum over an axis of stacked values adds up."""
+        if node.op != "reduce_sum":
+            return None
+        joined, axes = _uncast(node.operands[0]), node.params["axes"]
+        if joined.op == "scan_out" and 0 in axes:
+            return joined
+        if joined.op != "concatenate":
+            return None
+        axis = joined.params["dimension"]
+        rows = len(joined.operands) == joined.shape[axis]
+        return joined if rows and axis in axes else None
+
+    def _terms(self, root: Node, runs: int) -> Iterator[_Term]:
+        """The terms of a sum."""
+        todo = [(root, runs)]
+        while todo:
+            node, runs = todo.pop()
+            if node.id in self._seen:
+                continue
+            self._seen.add(node.id)
+            if node.op == "last":
+                yield from self._looped(node, runs)
+                continue
+            if (joined := self._stack(node)) is not None:
+                if joined.op == "scan_out":
+                    runs *= joined.operands[0].runs // joined.runs
+                node = joined
+            for operand in node.operands:
+                inner = _uncast(operand)
+                if self._is_sum(inner):
+                    todo.append((inner, runs))
+                elif operand.data or operand.weight:
+                    yield _Term(node, operand, runs)
+
+    def _looped(self, last: Node, runs: int) -> Iterator[_Term]:
+        """The terms that the iterations of a loop add to its carry."""
+        end = last.operands[0]
+        terms = [*self._terms(_uncast(end), 1)]
+        carries = {c.id: c for c in self._carries.get(end.id, [])}
+        starts = [t for t in terms if _uncast(t.node).id in carries]
+        many = self._program.loops[_uncast(starts[0].node).loop][0] if starts else 1
+        for term in terms:
+            if term not in starts:
+                yield dataclasses.replace(term, runs=term.runs * runs * many)
+        for term in starts[:1]:
+            carry = _uncast(term.node)
+            start = _uncast(carry.operands[0])
+            if self._is_sum(start):
+                yield from self._terms(start, runs)
+            elif start.data:
+                yield _Term(carry, carry.operands[0], runs)
+
+    def _made(self, term: _Term, root: Node) -> Branch | None:
+        end, failure = term.node, None
+        ends: tuple[End, ...] = ()
+        try:
+            ends = tuple(self._branches.ends(end))
+            if end.weight:  # a bias
+                ends = tuple(dataclasses.replace(e, node=term.add) for e in ends)
+        except Failure as reason:
+            failure = reason.node
+            if not self._branches.goes_on(root):
+                return None  # e.g. losses of examples
+        inside = self._alone(term)
+        constant = self._branches.constant(end, ends) * self._branches.outer(root)
+        layers = self._branches.layers(inside)
+        return Branch(
+            term.add, end, end, inside, term.runs, ends, failure, constant, layers
+        )
+
+    def _alone(self, term: _Term) -> frozenset[int]:
+        """Ids of the nodes that act through one term alone."""
+        found = {term.add.id} if term.node.weight else set()
+        reached, todo = {term.node.id}, {term.node.id}
+        while todo:  # users first
+            at = max(todo)
+            todo.remove(at)
+            node = self._program.nodes[at]
+            users = {(x.id, at) for x in self._axes.uses(node)}
+            mine = {(term.add.id, term.node.id)}
+            if at in self._outputs or not all(
+                pair in mine or pair[0] in found for pair in users
+            ):
+                continue
+            found.add(at)
+            for operand in node.operands:
+                if operand.data and operand.id not in reached and operand.id < at:
+                    reached.add(operand.id)
+                    todo.add(operand.id)
+        return frozenset(found)
+
+
+def _uncast(node: Node) -> Node:
+    """The value without casts."""
+    while node.op in _CASTS:
+        node = node.operands[0]
+    return node
