@@ -457,18 +457,15 @@ class _Comparison:
             return point
         multiplied = [_alike(r, expected) for r in ratios]
         plain = [_alike(r, 1) for r in ratios]
-        for i, branch in enumerate(counted):
-            if multiplied[i] and (any(multiplied) == all(multiplied)):
-                continue
-            if plain[i] and all(plain):
-                continue
-            if multiplied[i]:
-                continue
+        if not (all(multiplied) or all(plain)):
+            i = (multiplied if any(multiplied) else plain).index(False)
+            some = next(iter(self._paths(self.large, counted[i])), "")
             raise ValueError(
-                f"the {branch.label} has a constant "
-                f"{ratios[i]:.4g} times that of the base; {point.label} needs "
-                f"{expected:.4g}, i.e. (depth / base depth)**-{point.alpha:g}, on "
-                + ("every branch" if any(multiplied) else "it, or none on any branch")
+                f"the {counted[i].label}"
+                + (f", with {some!r}," if some else "")
+                + f" has a constant {ratios[i]:.4g} times that of the base; "
+                f"{point.label} needs {expected:.4g}, i.e. (depth / base depth)**-"
+                f"{point.alpha:g}, on every branch, or 1 on every branch"
             )
         if all(multiplied):
             return point
