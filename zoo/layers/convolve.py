@@ -149,12 +149,16 @@ _gradient_p = core.Primitive("convolution_form")
 def _gradient(form: Form, name: str, first: Array, second: Array) -> Array:
     """A gradient of a form, given the other two in order, as one operation."""
     avals = (jax.typeof(first), jax.typeof(second))
-    program = _program(form, name, *((a.shape, a.dtype) for a in avals))
+    # A program remembers the mesh under which it was traced.
+    mesh = jax.sharding.get_abstract_mesh()
+    program = _program(form, name, mesh, *((a.shape, a.dtype) for a in avals))
     return _gradient_p.bind(first, second, form=form, name=name, call_jaxpr=program)
 
 
 @functools.lru_cache(maxsize=1024)
-def _program(form: Any, name: str, *shapes: tuple[Any, Any]) -> core.ClosedJaxpr:
+def _program(
+    form: Any, name: str, mesh: Hashable, *shapes: tuple[Any, Any]
+) -> core.ClosedJaxpr:
     # What counts operations in programs finds them in here.
     return jax.make_jaxpr(getattr(form, name))(
         *(jax.ShapeDtypeStruct(*shape) for shape in shapes)
