@@ -303,7 +303,7 @@ def test_batch_statistics_in_the_optimizer():
 
 
 def test_scales_that_are_none():
-    with refuses("scales is a dict", "infer_scales(base, target)"):
+    with refuses("scales is a dict", "infer_scales(base, target, inputs=(x,))"):
         optim.adam(0.1, {"embed": 1.0})
 
 

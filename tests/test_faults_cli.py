@@ -250,7 +250,7 @@ def test_what_the_system_refuses_is_one_sentence(capsys, monkeypatch):
     def run(given):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/mnt/run/report.html")
 
-    monkeypatch.setitem(cli.COMMANDS, "train", cli.Command("", run, config=False))
+    monkeypatch.setitem(cli.COMMANDS, "train", command.Command("", run, config=False))
     assert refused(capsys, "train") == (
         "mupax: '/mnt/run/report.html' cannot be used: Read-only file system\n"
     )
