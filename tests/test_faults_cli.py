@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mupax import zoo
 from mupax.experiments import cli, coord_check
-from mupax.experiments.cli import flags
+from mupax.experiments.cli import command, flags
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import workdir
 
