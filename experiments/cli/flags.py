@@ -1,23 +1,19 @@
 """Define, parse and print the flags of a command, and find configs."""
 
-import collections
 import dataclasses
 import importlib.resources
 import pathlib
+import re
+import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import remote
-from ..checks import shown
 from ..errors import UserError, nearest, reason, short
-from .overrides import converted, load, override
 
 if TYPE_CHECKING:  # the base install prints help without ml_collections
-    pass
-
-
-_LONGEST = 40  # letters of a name that is compared with others
+    from ml_collections import ConfigDict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,133 +78,93 @@ def parse(
       UserError: an unknown flag or config key, a value of the wrong type, or a config
         file that does not load.
     """
-    found = _read(argv, (WORKDIR, *own) if config else own, config=config)
-    if len(found.arguments) > words:
-        word = shown(found.arguments[words])
-        raise UserError(f"unexpected argument {word}; flags start with --")
-    given = found.values
-    if not config:
-        return Parsed(list(argv), None, "", given, found.arguments)
-    path = given.pop("config")
-    if path is None:
+    from absl import flags
+
+    _check_words(argv)
+    if config:
+        return _with_config(list(argv), own, words)
+    values = flags.FlagValues()
+    _define(own, values)
+    try:
+        rest = values(list(argv))
+    except flags.Error as error:
+        raise UserError(_one_line(error)) from None
+    _no_more(rest, words)
+    return Parsed(list(argv), None, "", _values(own, values), rest[1:])
+
+
+def _with_config(command: list[str], own: Sequence[Flag], words: int) -> Parsed:
+    """Parse the command line of a command that takes a config."""
+    from absl import flags
+    from ml_collections import ConfigDict, config_flags
+
+    argv, later = _without_sections(_with_config_path(command))
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file(
+        "config", None, "", flag_values=values, sys_argv=argv
+    )
+    own = (WORKDIR, *own)
+    _define(own, values)
+    # ml_collections would reuse the module of a config that was loaded before.
+    sys.modules.pop("config_config", None)
+    try:
+        rest = values(argv)
+        loaded = config.value
+        # Raises the error of a file that could not be read.
+        getattr(loaded, "seed", None)
+        if later and isinstance(loaded, ConfigDict):
+            _override_sections(loaded, later)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(_one_line(error)) from None
+    except SystemExit:
+        raise UserError("the config does not load: it calls sys.exit") from None
+    # A config file is a program, which can raise anything.
+    except Exception as error:
+        raise UserError(f"the config does not load: {_one_line(error)}") from None
+    _no_more(rest, words)
+    paths = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
+    if not paths:
         raise UserError(
             f"--config is missing; packaged configs are: {', '.join(list_configs())}"
         )
-    path = find_config(path)
-    loaded = load(path)
-    for key, text in found.overrides:
-        override(loaded, key, text)
-    keys = [key for key, _ in found.overrides]
-    name = pathlib.PurePath(path).stem
+    if not isinstance(loaded, ConfigDict):
+        raise UserError(
+            "the config does not load: get_config() must return a ConfigDict, and "
+            f"returns {type(loaded).__name__}"
+        )
+    given = _values(own, values)
+    name = pathlib.PurePath(paths[0]).stem
     workdir = given.pop("workdir") or default_workdir(argv[0], name)
     if argv[0] in _OF_A_RUN:
-        _check_sections(argv[0], keys)
+        _check_sections(argv[0], later)
     if isinstance(source := loaded.get("transfer_from"), str):
-        _check_transferred(keys, source)
-    return Parsed(list(argv), loaded, workdir, given, found.arguments)
-
-
-class _Found(NamedTuple):
-    """The words of a command line."""
-
-    arguments: list[str]  # without dashes
-    overrides: list[tuple[str, str | None]]  # config keys and their texts
-    values: dict[str, Any]  # of flags, by name
-
-
-def _read(argv: Sequence[str], own: Sequence[Flag], *, config: bool) -> _Found:
-    """Read the words after a command's name.
-
-    A flag has one dash or two, and its value after "=" or in the next word. A flag that
-    is True or False needs no value, and `--noNAME` makes it False.
-    """
-    known = {flag.name: flag for flag in own}
-    if config:
-        known["config"] = Flag("config", None, "")
-    found = _Found([], [], {name: flag.default for name, flag in known.items()})
-    words = collections.deque(argv[1:])
-    while words:
-        _check_word(word := words.popleft())
-        if word == "--":
-            found.arguments.extend(words)
-            break
-        elif not word.startswith("-") or not word.strip("-"):
-            found.arguments.append(word)
-        else:
-            name, equals, text = word.removeprefix("-").removeprefix("-").partition("=")
-            _take(found, known, name, text if equals else None, words)
-    for flag in own:
-        if flag.required and not found.values[flag.name]:
-            raise UserError(f"--{flag.name} is missing; {flag.required}")
-    return found
-
-
-def _take(
-    found: _Found,
-    known: Mapping[str, Flag],
-    name: str,
-    text: str | None,
-    words: collections.deque[str],
-) -> None:
-    """Add a flag; its value is `text`, or else the next word."""
-    key = name.removeprefix("config.")
-    if "config" in known and key != name:
-        if text is None and words and not words[0].startswith("--"):
-            text = words.popleft()
-        found.overrides.append((key, text))
-        return
-    negated = known.get(name.removeprefix("no")) if text is None else None
-    if name not in known and negated is not None and negated.type is bool:
-        found.values[negated.name] = False
-        return
-    if name not in known:
-        raise UserError(_unknown(name, known))
-    flag = known[name]
-    if text is None:
-        following = words.popleft() if words and flag.type is not bool else None
-        text = "true" if flag.type is bool else following
-    if text is None:
-        raise UserError(f"--{name} needs a value: --{name}=...")
-    if not text:
-        if flag.required:
-            raise UserError(f"--{name} is missing; {flag.required}")
-        raise UserError(f"--{name} is empty; give a value, or leave it out")
-    if flag.type is list:
-        found.values[name] = [*(found.values[name] or ()), text]
-    else:
-        found.values[name] = converted(f"--{name}", flag.type, text)
-
-
-def _unknown(name: str, known: Mapping[str, Flag]) -> str:
-    text = f"Unknown command line flag {short(name)!r}"
-    if "config" in known:
-        from ..run.config import defaults
-
-        if name.partition(".")[0] in defaults("sweep", "target"):
-            return f"{text}; a key of the config is --config.{short(name)}=..."
-    return text + nearest(name[:_LONGEST], known)
+        _check_transferred(argv + later, source)
+    return Parsed(command, loaded, workdir, given, rest[1:])
 
 
 # Commands whose default run directory is that of `mupax train`.
 _OF_A_RUN = ("train", "eval")
 
 
-def _check_sections(command: str, keys: Iterable[str]) -> None:
+def _check_sections(command: str, words: Iterable[str]) -> None:
     """Check that no flag sets a key of a section that trains other runs."""
-    for key in keys:
-        if key.partition(".")[0] in ("sweep", "target"):
+    for word in words:
+        section, _, key = word.removeprefix("--config.").partition(".")
+        if section in ("sweep", "target"):
             raise UserError(
-                f"--config.{short(key)} has no effect on `mupax {command}`; set "
-                "model.width and model.depth, or use `mupax sweep` or `mupax transfer`"
+                f"--config.{section}.{key.partition('=')[0]} has no effect on `mupax "
+                f"{command}`; set model.width and model.depth, or use `mupax sweep` or "
+                "`mupax transfer`"
             )
 
 
-def _check_transferred(keys: Iterable[str], source: str) -> None:
+def _check_transferred(words: Iterable[str], source: str) -> None:
     """Check that no flag sets a key that `transfer_from`, a summary.json, replaces."""
     from ..run.hyperparameters import transferred_keys
 
     replaced = transferred_keys(remote.local(source))
-    for key in keys:
+    for word in words:
+        key = word.partition("=")[0].removeprefix("--config.")
         if any(f"{key}.".startswith(f"{known}.") for known in replaced):
             raise UserError(
                 f"--config.{key} is set, and transfer_from replaces it; leave one of "
@@ -216,14 +172,182 @@ def _check_transferred(keys: Iterable[str], source: str) -> None:
             )
 
 
-def _check_word(word: str) -> None:
-    """Check that an argument contains no NUL byte and no bad UTF-8."""
-    if "\0" in word:
-        raise UserError(f"{shown(word)} holds a NUL byte; leave it out")
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{shown(word)} is not UTF-8; rename the file") from None
+# Sections whose keys depend on a name, e.g. that of the model. A flag may add keys.
+_OPEN = (
+    *("model", "optimizer", "schedule", "parametrization", "data", "sharding"),
+    "modules",
+)
+
+
+def _without_sections(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Split off the overrides of `sweep`, `target` and the open sections."""
+    starts = tuple(f"--config.{section}." for section in ("sweep", "target", *_OPEN))
+    later = [word for word in argv if word.startswith(starts) and "=" in word]
+    return [word for word in argv if word not in later], later
+
+
+def _override_sections(config: "ConfigDict", words: list[str]) -> None:
+    """Override keys of sections; adds missing sections and keys of open sections."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    from ..run.config import defaults
+
+    whole = defaults("sweep", "target")
+    with config.unlocked():
+        for word in words:
+            path = word.removeprefix("--config.").partition("=")[0]
+            section, *keys = path.split(".")
+            if section not in config:
+                config[section] = whole[section]
+            _check_key(section, keys, config)
+            unset = section == "target" and not config.target.get(keys[0])
+            if section in _OPEN or keys[0] == "parametrizations" or unset:
+                _add(config, path)
+    values, argv = flags.FlagValues(), ["mupax", *words]
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+    values(argv)
+
+
+def _check_key(section: str, keys: Sequence[str], config: "ConfigDict") -> None:
+    """Raise a ValueError for keys that a sweep or a target lacks."""
+    from ..run.config import KEYS
+
+    head = keys[0].partition("[")[0]
+    if section == "sweep" and head == "axes" and len(keys) > 1:
+        known = sorted(config.sweep.axes)
+        if (axis := keys[1].partition("[")[0]) not in known:
+            raise ValueError(
+                f"a sweep has no axis {axis!r}; its axes are {', '.join(known)}"
+                f"{nearest(axis, known)}"
+            )
+    known = sorted({*config[section], *(KEYS if section == "target" else ())})
+    if section not in _OPEN and head not in known:
+        hint = nearest(head, known) or "; docs/reference/config.md lists all keys"
+        raise ValueError(f"the config has no key {section}.{head}{hint}")
+
+
+def _add(config: "ConfigDict", path: str) -> None:
+    """Add the key of an override, and sections on the way to it, if missing."""
+    from ml_collections import ConfigDict
+    from ml_collections.config_dict import placeholder
+
+    *sections, key = path.split(".")
+    for name in sections:
+        if name not in config and name.isidentifier():
+            config[name] = ConfigDict()
+        if not isinstance(config.get(name), ConfigDict):
+            return  # the override raises an error
+        config = config[name]
+    if key.isidentifier() and key not in config:
+        config[key] = placeholder(object)
+
+
+def _values(own: Iterable[Flag], values: Any) -> dict[str, Any]:
+    """The values of flags by name; UserError if a required flag has none."""
+    for flag in own:
+        if flag.required and not values[flag.name].value:
+            raise UserError(f"--{flag.name} is missing; {flag.required}")
+        if values[flag.name].present and values[flag.name].value in ("", [""]):
+            raise UserError(f"--{flag.name} is empty; give a value, or leave it out")
+    return {flag.name: values[flag.name].value for flag in own}
+
+
+def _define(own: Iterable[Flag], values: Any) -> None:
+    from absl import flags
+
+    define: dict[type, Any] = {
+        str: flags.DEFINE_string,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        bool: flags.DEFINE_bool,
+        list: flags.DEFINE_multi_string,
+    }
+    for flag in own:
+        define[flag.type](flag.name, flag.default, flag.help, flag_values=values)
+
+
+# Flags that absl defines: read flags from a file; ignore unknown flags.
+_OF_ABSL = ("flagfile", "undefok")
+_LONGEST = 200  # absl compares longer names letter by letter, in a recursion
+
+
+def _check_words(argv: Sequence[str]) -> None:
+    """Check that no argument contains a NUL byte, bad UTF-8 or a flag of absl."""
+    for word in argv[1:]:
+        if "\0" in word:
+            raise UserError(f"{word!r} holds a NUL byte; leave it out")
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{word!r} is not UTF-8; rename the file") from None
+        name = word.lstrip("-").partition("=")[0]
+        if word.startswith("-") and (name in _OF_ABSL or len(name) > _LONGEST):
+            raise UserError(f"Unknown command line flag {short(name)!r}")
+
+
+def _no_more(rest: list[str], arguments: int = 0) -> None:
+    if len(rest) > 1 + arguments:
+        word = rest[1 + arguments]
+        raise UserError(f"unexpected argument {word!r}; flags start with --")
+
+
+def _with_config_path(argv: list[str]) -> list[str]:
+    """`argv` with the name of the config replaced by its path, as one argument."""
+    out, rest = argv[:1], iter(argv[1:])
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag in ("-config", "--config"):
+            value = value if equals else next(rest, "")
+            out.append(f"--config={find_config(value)}")
+        else:
+            out.append(word)
+    return out
+
+
+# Of ml_collections, for a key of a value.
+_NOT_A_SECTION = re.compile(
+    r"Attribute .* does not exist .*Attempting to lookup: ([\w.]+)|"
+    r"Override ([\w.]+) can not be applied"
+)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error)
+    if "Error whilst parsing config file" in text:
+        text = text.strip().splitlines()[-1]  # after a traceback
+    if found := re.match(r"flag --([^=]+)=(.*): invalid literal for int", text):
+        return f"--{found[1]} is {found[2]!r}; it must be a whole number"
+    if found := re.match(r"flag --([^=]+)=(.*): Failed to parse .* a ConfigDict", text):
+        flag, value = found.groups()
+        name = f"; --{flag}.name={value} sets its name" if value.isidentifier() else ""
+        return f"--{flag}={value} must be a section, e.g. \"{{'name': ...}}\"{name}"
+    if found := re.match(r"Unknown command line flag '([\w.]+)'", text):
+        from ..run.config import defaults
+
+        if found[1].partition(".")[0] in defaults("sweep", "target"):
+            return f"{text.strip()}; a key of the config is --config.{found[1]}=..."
+    if found := _NOT_A_SECTION.search(text):
+        path = found[1] or found[2]
+        return (
+            f"the config has no key {path}: {path.rpartition('.')[0]} is a value, not "
+            "a section"
+        )
+    text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
+    if isinstance(error, AttributeError | KeyError):
+        while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]  # KeyError quotes its argument
+        near = re.search(r"\s*Did you mean ['\"](\w+)['\"] instead of .*", text, re.S)
+        if near:
+            text = f"{text[: near.start()]}; did you mean {near[1]!r}?"
+        else:
+            from ..run.config import KEYS
+
+            text += nearest(text, KEYS) or "; docs/reference/config.md lists all keys"
+        text = f"the config has no key {text}"
+        if "no attribute 'get_config'" in text:
+            text = "the config does not load: it has no function get_config()"
+    return " ".join(text.split()) or type(error).__name__
 
 
 # ----- Configs by name.

@@ -15,27 +15,6 @@ momentum of SGD is never changed (the linear rule).
 
 Source: the multipliers of `optim.multipliers`; Tensor Programs V, Table 3, and Tensor
 Programs VI, Definition 6.1 and Table 1.
-
-Examples:
-  >>> import jax.numpy as jnp
-  >>> from mupax import optim
-  >>> def mlp(n):
-  ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n), "out": jnp.ones((n, 2))}
-  >>> params = mlp(16)
-  >>> scales = optim.infer_scales(mlp(4), params, axes={".": "in -> out"})
-  >>> for make in (optim.sgd, optim.adam, optim.lion, optim.muon, optim.lamb):
-  ...     tx = make(0.1, scales)
-  ...     updates, _ = tx.update(params, tx.init(params), params)
-  ...     print(make.__name__, [round(float(u[0, 0]), 3) for u in updates.values()])
-  sgd [-0.4, -0.1, -0.025]
-  adam [-0.1, -0.025, -0.025]
-  lion [-0.1, -0.025, -0.025]
-  muon [-0.147, -0.071, -0.037]
-  lamb [-0.1, -0.05, -0.1]
-
-All raise a `ValueError` for a hyperparameter that is not finite or out of range, for a
-factor of a group (`for_modules`) that they cannot use, and as
-`scale_by_parametrization`.
 """
 
 import functools
@@ -232,7 +211,31 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
 ) -> Optimizer:
-    """`optax.sgd` with scaled learning rates, the same at any depth under Depth-μP."""
+    """`optax.sgd` with scaled learning rates, the same at any depth under Depth-μP.
+
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
+
+    Raises:
+      ValueError: a hyperparameter is not finite or out of range; a group of
+        `for_modules` has a factor that SGD cannot use; see
+        `scale_by_parametrization` for the rest.
+
+    Source: Tensor Programs V, Table 3; Tensor Programs VI, Table 1.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.sgd(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.4, -0.025)
+    """
     trace = optax.identity()
     if momentum is not None:
         trace = optax.trace(momentum, nesterov, accumulator_dtype)
@@ -251,7 +254,32 @@ def adam(
     *,
     nesterov: bool = False,
 ) -> Optimizer:
-    """`optax.adam` with scaled learning rates, and gradients normalized against eps."""
+    """`optax.adam` with scaled learning rates, and gradients normalized against eps.
+
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1, b2, eps, eps_root, mu_dtype, nesterov: as in `optax.adam`, those of the
+        base model.
+
+    Raises:
+      ValueError: a hyperparameter is not finite or out of range; a group of
+        `for_modules` has a factor that Adam cannot use; see
+        `scale_by_parametrization` for the rest.
+
+    Source: Tensor Programs VI, Definition 6.1 and Table 1.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.adam(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.025)
+    """
     moments = _moments(scales, b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
     return _build("adam", scales, moments, learning_rate, betas=True)
 
@@ -271,6 +299,19 @@ def adamw(
     nesterov: bool = False,
 ) -> Optimizer:
     """`optax.adamw`, scaled; learning rate times weight decay is the same at any size.
+
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1, b2, eps, eps_root, mu_dtype, weight_decay, nesterov: as in `optax.adamw`,
+        those of the base model. The decay is added after the scaling.
+      mask: what decays, as in Optax; or "matrices" for the weights that sum over
+        inputs, without biases, norm scales and tokens.
+
+    Raises:
+      ValueError: a hyperparameter is not finite or out of range; a group of
+        `for_modules` has a factor that AdamW cannot use; see
+        `scale_by_parametrization` for the rest.
 
     Source: Wang & Aitchison 2024 (arXiv:2405.13698); for α = 1 also Dey et al. 2025,
     Table 1.
@@ -303,7 +344,29 @@ def lion(
 ) -> Optimizer:
     """`optax.lion` with learning rates scaled as Adam's: its updates have size one.
 
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1, b2, mu_dtype, weight_decay: as in `optax.lion`, those of the base model.
+      mask: as in `optim.adamw`.
+
+    Raises:
+      ValueError: a hyperparameter is not finite or out of range; a group of
+        `for_modules` has a factor that Lion cannot use; see
+        `scale_by_parametrization` for the rest.
+
     Source: Tensor Programs VI, section 6.1 (entrywise optimizers).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.lion(0.1, scales, weight_decay=0.0)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.025)
     """
     signs = functools.partial(optax.scale_by_lion, mu_dtype=mu_dtype)
     beta, decay = scales.training.beta, _decay(weight_decay, mask, scales)
@@ -335,7 +398,29 @@ def lamb(
     LAMB gives a weight that starts at zero a trust ratio of one; the scaling rule does
     not cover that case, and `init` warns of it.
 
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1, b2, eps, eps_root, weight_decay: as in `optax.lamb`, those of the base.
+      mask: as in `optim.adamw`.
+
+    Raises:
+      ValueError: a hyperparameter is not finite or out of range; a group of
+        `for_modules` has a factor that LAMB cannot use; see
+        `scale_by_parametrization` for the rest.
+
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.lamb(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.1)
     """
     point = resolve(scales)
     decays = {p: _lamb_rule(s, point).weight_decay for p, s in scales.items()}
@@ -381,7 +466,30 @@ def adafactor(
     in Optax, the weight decay is a rate per step, not multiplied by the learning rate,
     which may be None.
 
+    Args:
+      learning_rate: that of the base model, a number, a schedule or None.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      weight_decay_mask: as `mask` of `optim.adamw`.
+
+    All further arguments are as in `optax.adafactor`, those of the base model.
+
+    Raises:
+      ValueError: a hyperparameter is not finite or out of range; a group of
+        `for_modules` has a factor that Adafactor cannot use; see
+        `scale_by_parametrization` for the rest.
+
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.adafactor(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.1)
     """
     beta, size = scales.training.beta, min_dim_size_to_factor
     parts = [optax.scale_by_factored_rms(factored, decay_rate, decay_offset, size, eps)]
@@ -446,14 +554,31 @@ def muon(
     batch size), but no SDE of Muon is published, and no rule for beta.
 
     Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
       weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
         all weights that sum over inputs, of Muon and of Adam.
 
+    All further arguments are as in `optax.contrib.muon`, those of the base model.
+
     Raises:
-      ValueError: no parameter is a hidden matrix; see the module for the rest.
+      ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
+        of range; see `scale_by_parametrization` for the rest.
 
     Source: the desired update of Tensor Programs V, Table 3, as a spectral norm,
     Δ (m_in m_out)^½, divided by the shape factor that Optax applies.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.muon(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.071, -0.037)
     """
     memory, matrices = scales.training.beta, _hidden_matrices(scales)
 

@@ -2,12 +2,11 @@
 
 import dataclasses
 import enum
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .joints import SUM
-from .program import MOVES, Node, Program
+from .program import MOVES, Node, Program, regrouped
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
 Labels = tuple[frozenset[Axis], ...]  # for each axis of a value, where it comes from
@@ -775,25 +774,13 @@ def _reshaped(
       True
     """
     result = [NONE] * len(new)
-    if math.prod(old) != math.prod(new) or 0 in old:
-        return tuple(result)
-    i = j = 0
-    while i < len(old) and j < len(new):
-        first, start = i, j
-        a, b = old[i], new[j]
-        while a != b:
-            if a < b:
-                i += 1
-                a *= old[i]
-            else:
-                j += 1
-                b *= new[j]
+    for before, after in regrouped(old, new):
         # An axis of size one belongs to nothing, unless it stands alone.
-        group = range(first, i + 1)
-        merged = [labels[k] for k in group if old[k] > 1] or [labels[k] for k in group]
+        merged = [labels[k] for k in before if old[k] > 1] or [
+            labels[k] for k in before
+        ]
         every = frozenset().union(*merged)
-        for k in range(start, j + 1):
-            if new[k] > 1 or start == j:
+        for k in after:
+            if new[k] > 1 or len(after) == 1:
                 result[k] = every
-        i, j = i + 1, j + 1
     return tuple(result)

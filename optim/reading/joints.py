@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .program import Node, Program
+from .program import Node, Program, regrouped
 
 SUM = "sum"  # of the products of the segments of an axis that is summed over
 
@@ -499,7 +499,7 @@ def reshaped(
       >>> through.axis, through.repeats, through.place(2)
       (1, 3, 2)
     """
-    for group, others in _groups(old, new):
+    for group, others in regrouped(old, new):
         if axis not in group:
             continue
         leading = math.prod(old[a] for a in group if a < axis) * repeats
@@ -513,26 +513,6 @@ def reshaped(
                 return Through(a, times, repeats, inner, after) if fits else None
             before *= new[a]
     return None
-
-
-def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range, range]]:
-    """Axes of two shapes that hold the same entries."""
-    found, i, j = [], 0, 0
-    if math.prod(old) != math.prod(new) or 0 in old:
-        return []
-    while i < len(old) and j < len(new):
-        first, start = i, j
-        a, b = old[i], new[j]
-        while a != b:
-            if a < b:
-                i += 1
-                a *= old[i]
-            else:
-                j += 1
-                b *= new[j]
-        i, j = i + 1, j + 1
-        found.append((range(first, i), range(start, j)))
-    return found
 
 
 def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:

@@ -574,3 +574,28 @@ class _Loop:
 
     def __exit__(self, *_: Any) -> None:
         self._program._runs, self._program._loop = self._before
+
+
+def regrouped(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range, range]]:
+    """Axes of two shapes that hold the same entries; [] if the sizes differ.
+
+    Examples:
+      >>> regrouped((4, 6), (4, 2, 3))
+      [(range(0, 1), range(0, 1)), (range(1, 2), range(1, 3))]
+    """
+    found, i, j = [], 0, 0
+    if math.prod(old) != math.prod(new) or 0 in old:
+        return []
+    while i < len(old) and j < len(new):
+        first, start = i, j
+        a, b = old[i], new[j]
+        while a != b:
+            if a < b:
+                i += 1
+                a *= old[i]
+            else:
+                j += 1
+                b *= new[j]
+        i, j = i + 1, j + 1
+        found.append((range(first, i), range(start, j)))
+    return found

@@ -41,7 +41,15 @@ class AxesOf:
 
 
 class Declarations:
-    """The axes of parameters by pattern; see `declare`."""
+    """The axes of parameters by pattern; `declare` describes the arguments.
+
+    Raises:
+      ValueError: an expression is wrong, or a declaration cannot be parsed.
+
+    Examples:
+      >>> Declarations({"w": "i -> o"}).axes("layer/w", (8, 16)).in_axes
+      (0,)
+    """
 
     def __init__(self, axes: Mapping[str, str], branches: str | None = None):
         if not isinstance(axes, Mapping):
