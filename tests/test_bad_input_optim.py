@@ -177,7 +177,7 @@ def test_a_declaration_against_the_program():
 def test_a_rule_for_branches_on_a_model_without():
     axes = {"blocks": "layers: i -> o", ".": "i -> o"}
     scales = infer(deep(8, 2), deep(32, 6), axes=axes)
-    with refuses("'depth_mup'", "residual branches", "inputs=(x,)", "relu_mlp"):
+    with refuses("'depth_mup'", "residual branches", "inputs=(x,)", "'mup'"):
         optim.adam(1e-3, scales.for_parametrization("depth_mup"))
 
 

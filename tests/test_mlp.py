@@ -107,7 +107,7 @@ def test_depth_acts_under_relu_mlp_alone_and_on_every_learning_rate():
 @pytest.mark.parametrize("name", ["depth_mup", "ode", "completep"])
 def test_rules_for_branches_are_refused_where_depth_changes(name):
     scales = zoo.scales(shape_of(parametrization=name))
-    with pytest.raises(ValueError, match="use 'relu_mlp'"):
+    with pytest.raises(ValueError, match="use 'mup'"):
         optim.sgd(0.1, scales)
     optim.sgd(0.1, zoo.scales(shape_of(parametrization=name, base_depth=6)))
 

@@ -457,7 +457,7 @@ def test_a_parametrization_is_named_where_depth_changes():
         with pytest.raises(ValueError, match=told):
             use(nameless)
     plain = {p: dataclasses.replace(s, in_branch=False) for p, s in SCALES.items()}
-    with pytest.raises(ValueError, match=r"'relu_mlp' for a network without"):
+    with pytest.raises(ValueError, match=r"'mup' for a network without"):
         optim.adam(0.1, optim.Scales(plain))
     wider = optim.Scales(dict(declared(tree(8), tree(32))))
     assert optim.explain(wider).parametrization.name == "mup"

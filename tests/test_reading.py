@@ -176,7 +176,7 @@ def test_depth_without_residual_branches_is_refused_or_named():
         return run, params
 
     for build in (stack, scanned):
-        with pytest.raises(ValueError, match="parametrization='relu_mlp'"):
+        with pytest.raises(ValueError, match="parametrization='mup'"):
             read(build(8, 6), build(8, 2))
     scales = read(stack(8, 6), stack(8, 2), parametrization="relu_mlp")
     assert scales.depth == 3

@@ -155,7 +155,7 @@ def test_a_created_model_knows_its_recipe():
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("mlp", {}, "relu_mlp"),
+        ("mlp", {}, "mup"),
         ("resmlp", {}, "depth_mup"),
         ("resmlp", {"block_depth": 2}, "completep(alpha=1)"),
         ("cnn", {"width": 8}, "depth_mup"),

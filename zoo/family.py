@@ -48,7 +48,7 @@ class Options:
       base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns. None:
         "depth_mup" for residual branches of one layer, "completep" for deeper ones,
-        "relu_mlp" without any.
+        "mup" without any.
       remat: recompute blocks in the backward pass.
       dtype: data type of the computation; statistics of normalizations, softmax and
         logits are at least float32.

@@ -290,8 +290,7 @@ def resolve(scales: Scales) -> Parametrization:
             "'depth_mup' for residual branches of one layer, 'completep' for branches "
             "of two or more, 'mup' where branches are not scaled"
             if scales.branches
-            else "'relu_mlp' for a network without residual branches, or 'mup' to "
-            "leave depth unscaled"
+            else "'mup' for a network without residual branches"
         )
         raise ValueError(
             f"depth grows by {scales.depth:g}, but the scales name no parametrization; "

@@ -424,8 +424,8 @@ class _Comparison:
             raise ValueError(
                 f"the target has {ratio:g} times as many layers like {path!r} as the "
                 "base, and the program has no residual branch: x + f(x). Pass "
-                "parametrization='relu_mlp' for a plain ReLU network, or build both "
-                "with the same depth"
+                "parametrization='mup' for a network without residual branches, or "
+                "build both with the same depth"
             )
         return ratio
 

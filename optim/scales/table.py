@@ -392,7 +392,7 @@ def check_depth(scales: Scales, point: Parametrization) -> None:
         raise ValueError(
             f"{point.name!r} scales residual branches by depth, but no parameter is "
             "in one; pass inputs=(x,) to infer_scales, so that they are found, or use "
-            "'relu_mlp' for a network without residual branches"
+            "'mup' for a network without residual branches"
         )
     if not point.branches_only and scales.branches:
         path = next(s.path for s in scales.values() if s.in_branch)
