@@ -43,15 +43,12 @@ def refused(capsys, *args: object) -> str:
 
 
 @pytest.mark.long
-def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
-    tmp_path, data_dir, capsys
-):
+def test_the_main_job_leaves_report_summary_and_checkpoint(tmp_path, data_dir, capsys):
     run = tmp_path / "run"
     args = ["transfer", *TOY, f"--workdir={run}", f"--config.data_dir={data_dir}"]
     assert mupax(*args) == 0
     assert "report.html" in capsys.readouterr().out.replace("\n", "")
-    for name in ("report.html", "depth.png", "width.png", "regret.png", "demo.png"):
-        assert (run / name).stat().st_size > 1000
+    assert (run / "report.html").stat().st_size > 1000
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) == {
         "optimal_log2_lr",

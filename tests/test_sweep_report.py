@@ -14,16 +14,14 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from rich.console import Console
-from sweep_populations import BASE, population, populations, swept
+from sweep_populations import population, populations, swept
 from test_report import Reader
 
 from mupax.experiments import cli
 from mupax.experiments.report import (
-    curves_figure,
     heatmap_figure,
     print_verdicts,
     sentences,
-    write_report,
 )
 from mupax.experiments.report.page import report_page
 from mupax.experiments.sweep import main as sweep
@@ -38,7 +36,7 @@ FEW = [(64, 8), (64, 16), (64, 32), (32, 8)]
 def whole_page():
     """A page with everything on it, of a small sweep."""
     found = populations(shapes=FEW, pair=True)
-    return report_page(swept(found), dpi=40, phone=False)
+    return report_page(swept(found), dpi=40)
 
 
 def text(html):
@@ -118,10 +116,7 @@ def test_one_seed_cannot_be_judged_and_the_remedy_is_said():
         "runs."
     ]
     assert not any(group["predicted"] for group in sentences.groups(data))
-    assert (
-        "geometric mean over"
-        not in text(report_page(data, dpi=40, phone=False)).split("learning curves")[0]
-    )
+    assert "geometric mean over" not in text(report_page(data, dpi=40))
 
 
 def test_one_size_is_no_answer():
@@ -130,7 +125,7 @@ def test_one_size_is_no_answer():
         "No answer: with Depth-μP, only one size was swept."
     )
     for wrong in ("nan", "None", "transfers across", "costs at most"):
-        assert wrong not in text(report_page(data, dpi=40, phone=False))
+        assert wrong not in text(report_page(data, dpi=40))
 
 
 def test_an_axis_of_one_size_is_left_out():
@@ -141,7 +136,7 @@ def test_an_axis_of_one_size_is_left_out():
 
 def test_a_sweep_in_which_nothing_trained_is_said_so():
     data = swept([dead(p) for p in populations(shapes=FEW)])
-    said = text(report_page(data, dpi=40, phone=False))
+    said = text(report_page(data, dpi=40))
     assert "Nothing trained: every run of the sweep diverged." in said
     for wrong in ("nan", "None", "inf ", "transfers across", "costs at most"):
         assert wrong not in said
@@ -282,24 +277,10 @@ def test_every_figure_is_there_with_words_for_who_cannot_see_it():
     assert reader.ids == [
         *(f"{n}-{a}" for n in pair.split("-") for a in ("depth", "width")),
         *(f"{pair}-{axis}" for axis in ("depth", "width")),
-        *("curves-depth", "curves-width", "settings"),
+        "settings",
     ]
-    assert len(reader.alts) == 8
+    assert len(reader.alts) == 6
     assert all(len(alt) > 40 for alt in reader.alts)
-
-
-def test_learning_curves_are_those_of_the_bases_best_point():
-    data = swept()
-    found = curves_figure.at_best(data, "depth", "depth_mup")
-    best = data.at_base("depth_mup").best()
-    at = data.at_base("depth_mup").axes["learning_rate"].index(best["learning_rate"])
-    for p in data.along("depth_mup", "depth"):
-        np.testing.assert_array_equal(found.curves[p.depth], p.curves[:, at])
-    assert curves_figure.finding(found).startswith("the deeper the better: 0.0")
-    # An optimum that falls by 1.5 octaves a doubling: the base's best kills depth 64.
-    fallen = swept(populations({"depth_mup": -1.5}))
-    worse = curves_figure.at_best(fallen, "depth", "depth_mup")
-    assert curves_figure.finding(worse) == "depth 64 diverged"
 
 
 def test_it_is_said_from_which_step_on_an_optimum_stays():
@@ -441,25 +422,3 @@ def test_the_page_fits_the_screen(width, tmp_path):
     assert ink.any()
     # What sticks out of the column crosses its right margin, which is else white.
     assert not ink[-12:].any()
-
-
-def test_only_the_undamaged_report_of_the_same_data_is_kept(tmp_path):
-    page = tmp_path / "report.html"
-    page.write_text("old")
-    data = swept(populations(shapes=[BASE]))
-    assert write_report(data, tmp_path) == page
-    content = page.read_bytes()
-    assert content.startswith(b"<!doctype html>")
-    for wrong in (content.replace(b"<h1", b"<h2"), content[:-100], b"", content + b" "):
-        page.write_bytes(wrong)
-        write_report(data, tmp_path)
-        assert page.read_bytes() == content
-    made = page.stat().st_ino
-    write_report(swept(populations(shapes=[BASE])), tmp_path)
-    assert page.stat().st_ino == made
-    moved = [dataclasses.replace(p, curves=p.curves + 1) for p in data.populations]
-    for other in ({"subject": "another"}, {"populations": moved}):
-        write_report(dataclasses.replace(data, **other), tmp_path)
-        assert page.stat().st_ino != made
-        made = page.stat().st_ino
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]

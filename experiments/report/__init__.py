@@ -1,12 +1,14 @@
 """The report of a sweep or a transfer: a self-contained page, and a table.
 
-`write_report` writes report.html, and of a transfer depth.png, width.png, regret.png
-and target.png beside it; `print_verdicts` prints the same in a terminal. Module `page`
-imports Matplotlib; this package does not.
+`write_report` writes report.html; `print_verdicts` prints the same in a terminal.
+Module `page` imports Matplotlib; this package does not.
 """
 
+import os
+import pathlib
+
+from ..io import write_durably
 from .data import SweepData, Trained, machine
-from .files import write_report
 from .terminal import print_target, print_verdicts
 
 __all__ = [
@@ -17,3 +19,12 @@ __all__ = [
     "print_verdicts",
     "write_report",
 ]
+
+
+def write_report(data: SweepData, workdir: str | os.PathLike[str]) -> pathlib.Path:
+    """Write report.html into an existing directory; returns its path."""
+    from .page import report_page  # Matplotlib takes a second to import
+
+    path = pathlib.Path(workdir) / "report.html"
+    write_durably(path, report_page(data))
+    return path

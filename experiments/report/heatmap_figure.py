@@ -17,7 +17,7 @@ from ..sweep import grids, valley
 from ..sweep.results import Population
 from . import sentences
 from .data import Axis, SweepData, least
-from .style import INK, LANE, MUTED, Page, log_ticks, loss_range, mark_empty, plain
+from .style import INK, LANE, MUTED, WIDTH, log_ticks, loss_range, mark_empty, plain
 
 Pair = tuple[str, str]
 _COLORS = matplotlib.colormaps["plasma"]  # lightness rises evenly: dark is least loss
@@ -90,7 +90,7 @@ def table(data: SweepData, pair: Pair, axis: Axis) -> dict[str, Any]:
     }
 
 
-def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figure:
+def heatmap_figure(data: SweepData, pair: Pair, axis: Axis) -> Figure:
     """Draw loss over two hyperparameters, (across, up).
 
     Each parametrization has rows of panels, a panel for each size along `axis`.
@@ -99,7 +99,7 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
     columns = min(5, max(len(row) for _, row in rows))
     lines = [math.ceil(len(row) / columns) for _, row in rows]
     across, up = (len(data.populations[0].axes[name]) for name in pair)
-    width = min(3.0, (page.width - 1) / columns)
+    width = min(3.0, (WIDTH - 1) / columns)
     height = float(np.clip(width * up / across, 1.1, 1.4 * width)) + 0.7
     figure = Figure(
         (width * columns + 1, height * sum(lines) + 1), layout="constrained"

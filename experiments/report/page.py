@@ -12,31 +12,17 @@ from mupax.optim.scales.display import Figures
 
 from ..errors import UserError
 from ..sweep import grids
-from ..sweep.verdict import Transfer, listed
-from . import curves_figure, heatmap_figure, sentences
-from .data import AXES, Axis, SweepData
-from .outcome_figures import has_result, regret_figure, result_figure, target_figure
-from .style import DPI, FILE, NARROW, WIDE, Page, render, styled
+from ..sweep.verdict import listed
+from . import heatmap_figure, sentences
+from .data import Axis, SweepData
+from .style import DPI, render, styled
 from .sweep_figure import sweep_figure
+from .target_figures import has_result, result_figure, target_figure
 from .templates import download, duration, environment, flat, inline
 
-Draw = Callable[[Page], Figure]
+Draw = Callable[[], Figure]
 
 _RATE = "learning_rate"
-
-
-def pictures(data: SweepData) -> dict[str, bytes]:
-    """The pictures of a trained target, as PNG files by name."""
-    if data.trained is None:
-        return {}
-    draws: dict[str, Draw] = {
-        axis: functools.partial(sweep_figure, data, _RATE, axis) for axis in AXES
-    }
-    draws["regret"] = functools.partial(regret_figure, data, _rates(data))
-    draws["target"] = functools.partial(target_figure, data)
-    if has_result(data):
-        draws["demo"] = functools.partial(result_figure, data)
-    return {f"{name}.png": render(draw, FILE) for name, draw in draws.items()}
 
 
 def sweep_figures(data: SweepData, name: str) -> Figures:
@@ -51,48 +37,38 @@ def sweep_figures(data: SweepData, name: str) -> Figures:
             f"{', '.join(data.names) or 'none'}"
         )
     with styled():
-        return Figures(sweep_figure(data, name, axis, FILE) for axis in data.axes)
+        return Figures(
+            sweep_figure(data, name, axis, titled=True) for axis in data.axes
+        )
 
 
-def report_page(data: SweepData, dpi: int = DPI, *, phone: bool = True) -> str:
+def report_page(data: SweepData, dpi: int = DPI) -> str:
     """The page as HTML with styles, pictures and results inside; it loads no files.
 
     Args:
       data: results of a sweep or transfer.
       dpi: dots per inch of the pictures; fewer are drawn faster.
-      phone: draw every picture a second time, for narrow screens.
     """
     sections = [
         *(_loss(data, name, axis) for name in data.names for axis in data.axes),
         *_heatmaps(data),
-        *(_curves(data, axis) for axis in data.axes),
-        *_transfer(data),
+        *_target(data),
     ]
     draws = {section.id: section.draw for section in sections}
     if has_result(data):
         draws["result"] = functools.partial(result_figure, data)
-
-    def embedded(page: Page) -> dict[str, str]:
-        drawn = {name: render(draw, page, dpi=dpi) for name, draw in draws.items()}
-        return {name: inline("image/png", png) for name, png in drawn.items()}
-
+    drawn = {name: render(draw, dpi=dpi) for name, draw in draws.items()}
     template = environment(data.keys.values()).get_template("page.html")
     return template.render(
         data=data,
         sentences=sentences,
         tiles=_tiles(data),
         sections=sections,
-        pictures=embedded(WIDE),
-        narrow=embedded(NARROW) if phone else {},
+        pictures={name: inline("image/png", png) for name, png in drawn.items()},
         settings=list(flat(data.settings)),
-        told=_effort(data),
+        effort=_effort(data),
         results=download(data.table),
     )
-
-
-def _rates(data: SweepData) -> list[Transfer]:
-    """The verdicts on the learning rate, along axes of several sizes."""
-    return [t for t in data.transfers if t.name == _RATE and len(t.sizes) > 1]
 
 
 def _effort(data: SweepData) -> str:
@@ -109,8 +85,9 @@ def _tiles(data: SweepData) -> list[tuple[str, str]]:
     if data.trained is None:
         return []
     tiles = []
-    for t in _rates(data):
-        if t.key == data.main and math.isfinite(t.trend.change):
+    for t in data.transfers:
+        judged = t.name == _RATE and t.key == data.main and len(t.sizes) > 1
+        if judged and math.isfinite(t.trend.change):
             moves = grids.moves(_RATE, t.trend.change).removeprefix("is ")
             over = f"over {t.axis} {t.sizes[0]} to {t.sizes[-1]}"
             tiles.append((moves, f"the best learning rate, {over}"))
@@ -224,60 +201,13 @@ def _heatmaps(data: SweepData) -> list[Section]:
     return sections
 
 
-def _curves(data: SweepData, axis: Axis) -> Section:
-    """Learning curves at the base's best grid point."""
-    title = curves_figure.title(data, axis)
-    return Section(
-        id=f"curves-{axis}",
-        over="learning curves",
-        held=f"over {axis}, at {data.held(axis)}",
-        title=title,
-        draw=functools.partial(curves_figure.curves_figure, data, axis),
-        alt=f"{title}. Training loss against step, a line per {axis}.",
-        caption="Training loss over the steps, geometric mean over seeds, every size "
-        "at the best grid point of the base of the same parametrization "
-        f"({curves_figure.held(data)}). A line ends where the first seed diverged.",
-    )
-
-
-def _transfer(data: SweepData) -> list[Section]:
-    """The sections of a transfer: the cost at the largest sizes, and the target."""
+def _target(data: SweepData) -> list[Section]:
+    """The training of the target, of a transfer."""
     trained = data.trained
     if trained is None:
         return []
-    transfers = _rates(data)
-    title = sentences.regret_title(data, transfers)
-    table = {
-        "caption": "Training loss of the largest model, at its own best learning "
-        "rate and at the base's",
-        "heads": ("", "over", "own best", "base's", "cost (90 %)", "verdict"),
-        "body": [
-            (
-                data.keys[t.key],
-                t.axis,
-                "–" if t.own is None else sentences.loss(t.own),
-                "–" if t.regret is None else sentences.loss(t.regret.given),
-                sentences.cost(t),
-                f"{sentences.sign(t)} {t.verdict}",
-            )
-            for t in transfers
-        ],
-    }
-    cost = Section(
-        id="regret",
-        over="what transfer costs",
-        held="at the largest sizes",
-        title=title,
-        draw=functools.partial(regret_figure, data, transfers),
-        alt=f"{title}. Own best loss and loss at the base's learning rate.",
-        text="Here is the largest model of each axis at two learning rates: its own "
-        "best one (the star), and the base's best one (the circle, with a 90 % "
-        "interval). The distance between the two is the cost of not tuning the large "
-        "model.",
-        table=table if transfers else None,
-    )
     title = sentences.target(data)
-    target = Section(
+    section = Section(
         id="target",
         over="the target",
         held=data.labels.get(data.featured, data.featured),
@@ -289,4 +219,4 @@ def _transfer(data: SweepData) -> list[Section]:
         f"depth {data.base.depth}).",
         notes=[f"Checkpoint: {trained.checkpoint}"],
     )
-    return [cost, target]
+    return [section]

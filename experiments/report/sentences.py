@@ -111,13 +111,6 @@ def moved(transfer: Transfer) -> str:
     return f"{transfer.change_words} ({shift(transfer)} {per})"
 
 
-def cost(transfer: Transfer) -> str:
-    """The cost of the base's best value at the largest size, "0.4% (0% to 0.9%)"."""
-    if transfer.verdict in (Verdict.DIVERGES, Verdict.DIES, Verdict.FAILS):
-        return transfer.reason
-    return "not measured" if transfer.regret is None else transfer.regret.words
-
-
 def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
     """The verdicts on one hyperparameter: "transfers across depth and …".
 
@@ -428,19 +421,6 @@ def notes(data: SweepData, transfers: Sequence[Transfer]) -> list[str]:
         for t in transfers
         if t.at_edge
     ]
-
-
-def regret_title(data: SweepData, transfers: Sequence[Transfer]) -> str:
-    """The cost of the transferred learning rate, for the picture of regrets."""
-    parts = [
-        f"{t.size_text()} " + (f"gives up {t.cost}" if t.cost else "diverges")
-        for t in transfers
-        if t.key == data.main and (t.cost or t.verdict is Verdict.DIVERGES)
-    ]
-    if not parts:
-        return "No loss to compare at the transferred learning rate"
-    label = data.keys[data.main]
-    return f"At the base's best learning rate, with {label}, {listed(parts)}"
 
 
 # ----- The target and its baselines.

@@ -1,7 +1,6 @@
 """The style of all pictures: fonts, colours, lines, titles."""
 
 import contextlib
-import dataclasses
 import functools
 import io
 import math
@@ -19,24 +18,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 INK, MUTED, GRID, LANE = "#16181d", "#5a6170", "#e4e7ec", "#f3f4f7"
 DPI = 200
+WIDTH = 10.4  # of a picture, in inches
+COLUMNS = 3  # panels side by side
 POINTS = 10.5  # size of the font
 _FONTS = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "Liberation Sans")
 _MARKERS = "osD^vPX<>p"
 _LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (4, 1.5, 1, 1.5)), (0, (1, 1.3)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Page:
-    """The size of a picture."""
-
-    width: float  # inches
-    columns: int  # panels side by side
-    titled: bool  # whether the picture shows its title; in a web page, a heading does
-
-
-FILE = Page(width=10.4, columns=3, titled=True)
-WIDE = dataclasses.replace(FILE, titled=False)
-NARROW = Page(width=4.3, columns=1, titled=False)  # on a phone
 
 
 @functools.cache
@@ -94,31 +81,28 @@ def render(
     return buffer.getvalue()
 
 
-def canvas(page: Page, height: float, title: str) -> Any:
-    """A figure of a height in inches, and above it the title if the page shows it.
+def canvas(height: float, title: str = "") -> Any:
+    """A figure of a height in inches, and above it a title.
 
     Returns:
       The part below the title, whose legend leaves the title free.
     """
-    text = wrapped(title, page.width - 0.3, 14) if page.titled else ""
-    size = page.width, height + 0.28 * len(text.splitlines())
+    text = wrapped(title, WIDTH - 0.3, 14)
+    size = WIDTH, height + 0.28 * len(text.splitlines())
     figure = Figure(size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
     if text:
         figure.suptitle(text, x=0.01, ha="left")
     return figure.subfigures()
 
 
-def headings(
-    panels: Sequence[tuple[Any, str, str, str]], page: Page, columns: int
-) -> None:
+def headings(panels: Sequence[tuple[Any, str, str, str]], columns: int) -> None:
     """Write a bold label above each panel, and between them a text.
 
     Args:
       panels: axes, label, text and the text's colour, row by row.
-      page: gives the width.
       columns: panels side by side.
     """
-    width = (page.width - 1) / columns - 0.2
+    width = (WIDTH - 1) / columns - 0.2
     offset = {"xytext": (0, 4), "textcoords": "offset points"}
     for row in (panels[i : i + columns] for i in range(0, len(panels), columns)):
         texts = [wrapped(text, width, POINTS) for _, _, text, _ in row]

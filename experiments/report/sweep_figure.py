@@ -15,10 +15,10 @@ from ..sweep.verdict import Transfer
 from . import sentences
 from .data import Axis, SweepData
 from .style import (
+    COLUMNS,
     INK,
     LANE,
     MUTED,
-    Page,
     canvas,
     headings,
     log_ticks,
@@ -35,7 +35,9 @@ _NO_LIMITS = (0.1, 1.0)
 Looks = dict[int, dict[str, Any]]  # line styles by size
 
 
-def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
+def sweep_figure(
+    data: SweepData, name: str, axis: Axis, *, titled: bool = False
+) -> Figure:
     """Draw the sweep of one hyperparameter along one axis of size.
 
     Diverged runs have no loss to plot. They are crosses at their values of the
@@ -45,9 +47,10 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
     cells = [cell for t in transfers for cell in t.cells]
     sizes = sorted({getattr(cell, axis) for cell in cells})
     looks = dict(zip(sizes, strokes(len(sizes)), strict=True))
-    columns = min(page.columns, len(transfers))
+    columns = min(COLUMNS, len(transfers))
     rows = math.ceil(len(transfers) / columns)
-    body = canvas(page, 4.3 * rows + 0.5, sentences.title(data, name, axis))
+    title = sentences.title(data, name, axis) if titled else ""
+    body = canvas(4.3 * rows + 0.5, title)
     panels = body.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     x_limits, y_limits = _limits(cells)
     ticks = _ticks(name, cells)
@@ -69,7 +72,7 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
         caption = f"{sentences.sign(transfer)} {transfer.words}"
         color = INK if transfer.key == data.main else MUTED
         lanes.append((lane, data.keys[transfer.key], caption, color))
-    headings(lanes, page, columns)
+    headings(lanes, columns)
     for panel in panels[len(transfers) :]:
         panel.set_axis_off()
     body.supxlabel(_x_label(name, ticks), color=MUTED)
@@ -83,7 +86,7 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
     body.legend(
         handles=[*size_handles(axis, looks), star, cross],
         loc="outside upper left",
-        ncols=8 if page.columns > 1 else 2,
+        ncols=8,
     )
     return body.figure
 
