@@ -176,7 +176,15 @@ def predict(
                 pixels = np.asarray(transform(ImageOps.exif_transpose(image), ()))
             except ValueError as error:
                 raise UserError(f"{path!r} cannot be used: {error}") from None
-        likely = np.asarray(probabilities(state, pixels.reshape(1, *config.size)))[0]
+        try:
+            likely = np.asarray(probabilities(state, pixels.reshape(1, *config.size)))[
+                0
+            ]
+        except ValueError as error:
+            raise UserError(
+                f"size={config.size} of the preprocessing does not fit the model: "
+                f"{error}"
+            ) from None
         labels = config.labels or [f"class {i}" for i in range(len(likely))]
         best = np.argsort(-likely, kind="stable")[:top].tolist()
         out.append([Prediction(labels[i], i, float(likely[i])) for i in best])

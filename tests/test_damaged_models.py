@@ -135,6 +135,7 @@ def refused(folder: pathlib.Path, **changes: object) -> str:
         ({"options": {"base_width": 10**400}}, "base_width holds a number beyond"),
         ({"options": {"depth": 10**9}}, "GB of memory"),
         ({"options": {"depth": 3}}, r"cannot be read: .* has shape \(2, 8, 8\)"),
+        ({"options": {"input_shape": ["n"]}}, "a tuple of whole numbers"),
         ({"options": {"block_depth": 10**9}}, "block_depth=1000000000 must"),
         ({"options": {"parametrization": {"parametrization": []}}}, "an object"),
         ({"options": {"dtype": {"dtype": 7}}}, "dtype=7 must be a string"),
@@ -193,6 +194,14 @@ def test_a_config_of_nested_brackets_or_a_pipe_is_one_sentence(saved, tmp_path):
         os.mkfifo(folder / name)
         with pytest.raises(ValueError, match=f"{name} cannot be read .*regular file"):
             saving.load(folder)
+
+
+def test_a_header_of_nested_brackets_is_one_sentence(tmp_path):
+    header = b'{"w": ' + b"[" * 100_000
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=r"w.safetensors' cannot be read"):
+        foreign.read(file)
 
 
 def test_a_foreign_config_of_a_billion_layers_is_one_sentence(tmp_path):

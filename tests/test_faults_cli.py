@@ -72,10 +72,10 @@ def test_a_flag_without_its_value_is_refused(capsys, name):
 def test_help_of_every_command_names_each_of_its_flags(capsys, name):
     assert mupax(name, "--help") == 0
     out = capsys.readouterr().out
-    assert cli.COMMANDS[name].summary in out
+    assert cli.COMMANDS[name].summary in " ".join(out.split())
     for flag in cli.COMMANDS[name].flags:
         assert f"--{flag.name} " in out
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(map(len, out.splitlines())) < 80
 
 
 def test_a_command_with_a_slip_is_told_the_nearest(capsys):

@@ -202,6 +202,8 @@ def test_weights_in_several_files_are_read(tmp_path):
         ({}, "it lists None"),
         ({"weight_map": {"a": "../else.safetensors"}}, "'../else.safetensors'"),
         ({"weight_map": {"a": "model.bin"}}, "'model.bin'"),
+        ({"weight_map": {"a": "model.safetensors", "b": [1]}}, r"it lists \[1\]"),
+        ({"weight_map": {"a": "model.safetensors", "b": -1}}, "it lists -1"),
         ({"weight_map": {"a": "model-3-of-2.safetensors"}}, "there is no file"),
     ],
 )

@@ -61,6 +61,12 @@ def test_the_preprocessing_that_the_message_names_can_be_given(saved, picture, c
     assert "class 0" in capsys.readouterr().out
 
 
+def test_a_size_that_the_model_does_not_take_is_named(saved, picture, capsys):
+    args = ["--preprocessing", "size=9,9,3", str(picture[0])]
+    assert cli.main(["mupax", "predict", f"--model={saved / 'known'}", *args]) == 2
+    assert "size=(9, 9, 3) of the preprocessing does not" in capsys.readouterr().err
+
+
 def test_the_labels_and_probabilities_of_an_image(saved, picture, capsys):
     path, pixels = picture
     args = ["mupax", "predict", f"--model={saved / 'known'}", "--top=2", str(path)]

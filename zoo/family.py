@@ -31,6 +31,7 @@ _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
     float: ((numbers.Real, jax.Array, optim.Traced), "a number"),
     str: ((str,), "a string"),
     tuple: ((tuple, list), "a tuple"),
+    tuple[int, ...]: ((tuple, list), "a tuple of whole numbers"),
     types.NoneType: ((types.NoneType,), "None"),
 }
 
@@ -71,8 +72,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, kinds in _types(type(self)).items():
             value = getattr(self, name)
-            fits = any(isinstance(value, _TYPES[kind][0]) for kind in kinds)
-            if not fits or (isinstance(value, bool) and bool not in kinds):
+            if not any(_fits(value, kind) for kind in kinds):
                 needed = " or ".join(_TYPES[kind][1] for kind in kinds)
                 raise ValueError(f"{name}={reprlib.repr(value)} must be {needed}")
             items = value if isinstance(value, tuple | list) else (value,)
@@ -160,10 +160,22 @@ def _types(options: type[Options]) -> dict[str, tuple[Any, ...]]:
     checked = {}
     for name, hint in typing.get_type_hints(options).items():
         kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
+        kinds = tuple(
+            kind if kind in _TYPES else typing.get_origin(kind) or kind
+            for kind in kinds
+        )
         if all(kind in _TYPES for kind in kinds):
             checked[name] = kinds
     return checked
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether the value of an option has a type of its annotation."""
+    if not isinstance(value, _TYPES[kind][0]):
+        return False
+    if kind == tuple[int, ...]:
+        return all(_fits(item, int) for item in value)
+    return kind is bool or not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from . import (
     transfer,
 )
 from .command import COMMANDS
+from .flags import wrapped
 
 COMMANDS |= {
     "transfer": transfer.COMMAND,
@@ -131,7 +132,10 @@ def _version() -> str:
 
 
 def _help() -> str:
-    rows = [f"  {name:<11} {command.summary}" for name, command in COMMANDS.items()]
+    rows = [
+        wrapped(command.summary, head=f"  {name:<11} ")
+        for name, command in COMMANDS.items()
+    ]
     return "\n".join(
         [
             "mupax: hyperparameter transfer for JAX, across width and depth",

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from .flags import CONFIG, WORKDIR, Flag, Parsed, describe, parse
+from .flags import CONFIG, WORKDIR, Flag, Parsed, describe, parse, wrapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Command:
     def help(self, name: str) -> str:
         """The output of `mupax NAME --help`."""
         known = "\n".join(filter(None, [self.arguments, describe(self.shown(), name)]))
-        parts = [f"mupax {name}: {self.summary}", known, self.examples]
+        summary = wrapped(f"mupax {name}: {self.summary}")
+        parts = [summary, known, self.examples]
         return "\n\n".join(filter(None, parts))
 
     def shown(self) -> list[Flag]:

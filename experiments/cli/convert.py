@@ -42,7 +42,7 @@ FLAGS = (
     Flag("seed", 0, "seed of a new readout; default: 0"),
 )
 EXAMPLES = """\
-  mupax convert --model resnet50 --source weights.safetensors --out runs/resnet50
+  mupax convert --source weights.safetensors --model resnet50 --out runs/mine
   mupax convert --source timm/resnet50.a1_in1k --out runs/resnet50
   mupax convert --source runs/resnet50 --out resnet50.safetensors --layout timm"""
 

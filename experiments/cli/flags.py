@@ -419,14 +419,16 @@ def describe(flags: Iterable[Flag], command: str) -> str:
     for flag in flags:
         text = flag.help.format(configs=", ".join(list_configs()), workdir=workdir)
         text += " (required)" if flag.required else ""
-        head = f"  --{flag.name:<14} "
-        rows.append(
-            textwrap.fill(
-                text,
-                width=88,
-                initial_indent=head,
-                subsequent_indent=" " * len(head),
-                break_on_hyphens=False,
-            )
-        )
+        rows.append(wrapped(text, head=f"  --{flag.name:<14} "))
     return "\n".join(rows)
+
+
+def wrapped(text: str, head: str = "") -> str:
+    """Text for a terminal of 80 columns, indented by its first words."""
+    return textwrap.fill(
+        text,
+        width=79,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+    )

@@ -45,7 +45,8 @@ FLAGS = (
 )
 EXAMPLES = """\
   mupax generate --model runs/text_gpt --prompt "ROMEO:" --tokens 200
-  mupax generate --model HuggingFaceTB/SmolLM2-135M --prompt "Gravity is" --top_k 40"""
+  mupax generate --model HuggingFaceTB/SmolLM2-135M --prompt "Gravity is" \\
+      --top_k 40"""
 
 
 def run(given: Parsed) -> None:

@@ -30,8 +30,8 @@ EXAMPLES = """\
   mupax predict --model runs/cifar10_vit image.jpg
   mupax predict --model timm/resnet50.a1_in1k --top 3 one.jpg two.png
   mupax predict --model weights.safetensors --name resnet50 \\
-      --preprocessing mean=0.485,0.456,0.406 --preprocessing std=0.229,0.224,0.225 \\
-      image.jpg"""
+      --preprocessing mean=0.485,0.456,0.406 \\
+      --preprocessing std=0.229,0.224,0.225 image.jpg"""
 
 
 def run(given: Parsed) -> None:

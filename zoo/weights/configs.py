@@ -1,8 +1,11 @@
 """`Config`: the config.json of a network of another library, read with checks."""
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping
 from typing import Any
+
+from .files import is_finite
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -99,7 +102,9 @@ class Config:
         """Raise a `ValueError` if an option has another value than these."""
         for key, only in values.items():
             if self.get(key, only) != only:
-                raise self.refusal(f"{key}={self[key]!r}", f"only {key}={only!r}")
+                raise self.refusal(
+                    f"{key}={reprlib.repr(self[key])}", f"only {key}={only!r}"
+                )
 
     def refusal(self, has: str, ours: str) -> ValueError:
         """The error for an option of the network that the zoo lacks."""
@@ -115,7 +120,7 @@ class Config:
         """
         name = self.get(key, default)
         if name not in _ACTIVATIONS:
-            raise self.refusal(f"{key}={name!r}", ", ".join(_ACTIVATIONS))
+            raise self.refusal(f"{key}={reprlib.repr(name)}", ", ".join(_ACTIVATIONS))
         return _ACTIVATIONS[name]
 
     @property
@@ -142,8 +147,8 @@ def whole(value: Any, key: str, where: str) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(
-            f"the config.json of {where} says {key}={value!r}, which must be a whole "
-            "number, at least 1; it may be damaged, so download it again"
+            f"the config.json of {where} says {key}={reprlib.repr(value)}, which must "
+            "be a whole number, at least 1; it may be damaged, so download it again"
         )
     return value
 
@@ -154,9 +159,9 @@ def positive(value: Any, key: str, where: str) -> float:
     Raises:
       ValueError: it is not; the message names the key.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if not is_finite(value) or value <= 0:
         raise ValueError(
-            f"the config.json of {where} says {key}={value!r}, which must be a "
-            "positive number; it may be damaged, so download it again"
+            f"the config.json of {where} says {key}={reprlib.repr(value)}, which must "
+            "be a positive number; it may be damaged, so download it again"
         )
     return float(value)

@@ -121,7 +121,14 @@ def _narrow(path: pathlib.Path) -> tuple[str, str] | None:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
         dtypes = {key: str(entry.get("dtype", "")) for key, entry in header.items()}
-    except (OSError, ValueError, AttributeError, MemoryError, OverflowError):
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        MemoryError,
+        OverflowError,
+        RecursionError,
+    ):
         return None
     return next(((k, t) for k, t in dtypes.items() if re.match(r"F[468]_", t)), None)
 

@@ -6,6 +6,7 @@ import importlib.resources
 import logging
 import os
 import pathlib
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -386,7 +387,8 @@ def _ends(files: _Repository, vocab: int) -> dict[str, tuple[int, ...]]:
         ends = given if isinstance(given, list) else [given]
         if not all(type(token) is int for token in ends):
             raise ValueError(
-                f"the {name} of {str(files.source)!r} says {_EOS}={given!r}, which "
+                f"the {name} of {str(files.source)!r} says "
+                f"{_EOS}={reprlib.repr(given)}, which "
                 "must be a token or a list of tokens; download it again"
             )
         # A model with a smaller vocabulary than its tokenizer cannot write the others.
@@ -408,15 +410,15 @@ def _parts(index: pathlib.Path) -> list[str]:
       ValueError: the index lists no files, or a path outside of its directory.
     """
     listed = _read_json(index).get("weight_map")
-    names = sorted(set(listed.values())) if isinstance(listed, dict) else []
+    names = list(listed.values()) if isinstance(listed, dict) else []
     for name in names or [None]:
         plain = isinstance(name, str) and pathlib.PurePath(name).name == name
         if not plain or not name.endswith(".safetensors"):
             raise ValueError(
                 f"{str(index)!r} must list .safetensors files of its directory under "
-                f"'weight_map'; it lists {name!r}, so download it again"
+                f"'weight_map'; it lists {reprlib.repr(name)}, so download it again"
             )
-    return names
+    return sorted(set(names))
 
 
 def _read_all(paths: list[pathlib.Path]) -> dict[str, np.ndarray]:
