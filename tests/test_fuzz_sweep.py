@@ -1,6 +1,7 @@
 """Damage to a sweep's files: runs are right, or trained again and the file named."""
 
 import dataclasses
+import json
 import logging
 import os
 import random
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import sweep_toys
 
+from mupax.experiments import io
 from mupax.experiments.errors import UserError
 from mupax.experiments.sweep import engine, executors
 from mupax.experiments.sweep.store import Record, Store
@@ -152,6 +154,21 @@ def test_damaged_lines_are_kept_aside_and_the_others_are_used(
     assert "its checksum does not match" in caplog.text
     assert {at for _, at in added} == {(2.0**-9,)}  # one point of the grid
     assert (folder / "line2.runs.damaged").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"losses": ["x"]}, {"losses": 1}, {"at": [None]}, {"seed": 0.5}, {"seconds": [1]}],
+)
+def test_a_record_of_other_types_is_trained_again(whole, tmp_path, change, caplog):
+    folder = tmp_path / "store"
+    shutil.copytree(whole[0], folder)
+    path = folder / "line2.runs.jsonl"
+    first, *others = [line for line in path.read_text().split("\n") if line]
+    changed = json.dumps(io.seal(json.loads(first) | change))
+    path.write_text("\n".join([changed, *others, ""]))
+    assert same(swept(folder), whole[1])
+    assert "line 1 is damaged (it does not describe a run)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["line2.runs.jsonl", "line2.runs.lock"])

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
+from mupax.zoo.weights.files import is_finite
+
 from .. import io
 from ..errors import UserError
 
@@ -134,9 +136,15 @@ def _read(path: pathlib.Path) -> tuple[list[dict[str, Any]], bytes]:
 
 def _parse(line: bytes) -> dict[str, Any]:
     record = io.parse_sealed(line, required=True)
-    if not {"key", "seed", "at", "losses"} <= record.keys():
-        raise io.Damaged("it does not describe a run")
-    return record
+    at, losses, seed = (record.get(key) for key in ("at", "losses", "seed"))
+    fits = isinstance(at, list) and isinstance(losses, list) and type(seed) is int
+    if fits and isinstance(record.get("key"), str):
+        known = [loss for loss in losses if loss is not None]
+        numbers = [record.get("seconds", 0.0), *at, *known]
+        # Losses may be infinite.
+        if all(isinstance(n, float) or is_finite(n) for n in numbers):
+            return record
+    raise io.Damaged("it does not describe a run")
 
 
 def _append(path: pathlib.Path, content: bytes) -> None:
