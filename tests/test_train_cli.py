@@ -492,16 +492,27 @@ def test_a_loss_that_explodes_names_step_remedy_and_last_good_checkpoint(
     assert "The checkpoint of step" in err
 
 
+RECORD = {
+    "hyperparameters": {"learning_rate": 2.0**-8.5},
+    "model": "resmlp",
+    "options": {},
+    "base_width": 8,
+    "base_depth": 2,
+    "base_batch_size": 64,
+    "base_examples": None,
+    "parametrization": {"name": "depth_mup"},
+    "optimizer": {"name": "adam"},
+    "schedule": "cosine",
+    "clip_norm": None,
+    "modules": {},
+    "branch_multiplier": None,
+    "init_scale": 1.0,
+    "label_smoothing": 0.0,
+}
+
+
 def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
-    summary = {
-        "transfer": {
-            "hyperparameters": {"learning_rate": 2.0**-8.5},
-            "base_width": 8,
-            "base_depth": 2,
-            "parametrization": {"name": "depth_mup"},
-            "optimizer": {"name": "adam"},
-        }
-    }
+    summary = {"transfer": dict(RECORD)}
     path = tmp_path / "summary.json"
     path.write_text(json.dumps(summary))
     args = [
@@ -531,7 +542,7 @@ def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
     }
     summary["transfer"]["hyperparameters"] |= {"warmup": 0.1, "label_smoothing": 0.1}
     path.write_text(json.dumps(summary))
-    for key in ("seed=1", "model.nonlinearity=abs", "schedule.name=cosine"):
+    for key in ("seed=1", "model.remat=True", "schedule.name=cosine"):
         assert mupax(*args, f"--config.{key}") == 0
     for key, value in {
         **dict.fromkeys(("learning_rate", "model.branch_multiplier"), 0.5),
@@ -546,14 +557,8 @@ def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
 
 def transferred(tmp_path, warmup=0.0, **tuned):
     """A run's config, after a sweep that tuned more than the learning rate."""
-    found = {
-        "hyperparameters": {"learning_rate": 2.0**-8.5, "warmup": warmup},
-        "base_width": 8,
-        "base_depth": 2,
-        "parametrization": {"name": "depth_mup"},
-        "optimizer": {"name": "adam"},
-        **tuned,
-    }
+    rates = {"learning_rate": 2.0**-8.5, "warmup": warmup}
+    found = {**RECORD, "hyperparameters": rates, **tuned}
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({"transfer": found}))
     config = defaults()

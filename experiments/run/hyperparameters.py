@@ -15,10 +15,11 @@ from mupax.zoo.registry import (
     list_models,
     options_of,
 )
+from mupax.zoo.weights.files import check
 
 from .. import io
 from ..checks import number, options, shown, text, whole
-from ..errors import UserError
+from ..errors import UserError, reason
 from .optimizer import RANGES, check_optimizer
 
 _COMMON = (
@@ -147,18 +148,31 @@ def transfer_record(
         "schedule": best.schedule.name,
         "clip_norm": best.clip_norm,
         "modules": {name: dict(group) for name, group in best.modules.items()},
-        **_branch_multiplier(best.model),
+        "branch_multiplier": _branch_multiplier(best.model),
         "init_scale": best.init_scale,
         "label_smoothing": best.label_smoothing,
     }
 
 
-def _branch_multiplier(model: Any) -> dict[str, float]:
-    """The branch multiplier, if the model has branches."""
+# Types of the values of that part; None: checked later, as part of a config.
+_TYPES = {
+    "hyperparameters": {str: float},
+    "model": str,
+    "options": {str: None},
+    **dict.fromkeys(("base_width", "base_depth", "base_batch_size"), int),
+    **{key: {str: None} for key in ("parametrization", "optimizer", "modules")},
+    "schedule": str,
+    **dict.fromkeys(("base_examples", "clip_norm", "branch_multiplier")),
+    **dict.fromkeys(("init_scale", "label_smoothing"), float),
+}
+
+
+def _branch_multiplier(model: Any) -> float | None:
+    """The branch multiplier; None for a model without branches."""
     known = default_options(model.name) if model.name in list_models() else {}
     if "branch_multiplier" not in {**known, **model.options}:
-        return {}
-    return {"branch_multiplier": model.options.get("branch_multiplier", 1.0)}
+        return None
+    return float(model.options.get("branch_multiplier", 1.0))
 
 
 def transferred_keys(path: pathlib.Path) -> tuple[str, ...]:
@@ -181,37 +195,39 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         model, or another schedule, was tuned.
     """
     try:
-        record = io.read_sealed(path)["transfer"]
-        values = dict(record["hyperparameters"])
-        config = config | {
-            "learning_rate": float(values["learning_rate"]),
-            "base_width": int(record["base_width"]),
-            "base_depth": int(record["base_depth"]),
-            "parametrization": dict(record["parametrization"]),
-            "optimizer": dict(record["optimizer"]),
-            "init_scale": float(record.get("init_scale", 1.0)),
-            "model": options("model", config["model"]),
-        }
-        for key in ("base_batch_size", "base_examples", "clip_norm", "modules"):
-            if record.get(key):
-                config[key] = record[key]
-        if "branch_multiplier" in record:
-            multiplier = float(record["branch_multiplier"])
-            config["model"]["branch_multiplier"] = multiplier
-        smoothing = float(record.get("label_smoothing", 0.0))
-        warmup = float(values.get("warmup", 0.0))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        record = io.read_sealed(path).get("transfer")
+        check(record, _TYPES, "transfer")
+        values = record["hyperparameters"]
+        check(values.get("learning_rate"), float, "learning_rate")
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{shown(str(path))} is not the summary.json of a `mupax transfer` run "
-            f"({shown(str(error))})"
+            f"({reason(error)})"
         ) from None
-    _check_model(record.get("model"), config["model"].get("name"), path)
-    if isinstance(known := record.get("options"), dict):  # not in old files
-        _check_options({"name": record.get("model")} | known, config["model"], path)
+    config = config | {
+        "learning_rate": values["learning_rate"],
+        "model": options("model", config["model"]),
+    }
+    for key in (
+        "base_width",
+        "base_depth",
+        "parametrization",
+        "optimizer",
+        "init_scale",
+    ):
+        config[key] = record[key]
+    for key in ("base_batch_size", "base_examples", "clip_norm", "modules"):
+        if record[key]:
+            config[key] = record[key]
+    if record["branch_multiplier"] is not None:
+        config["model"]["branch_multiplier"] = record["branch_multiplier"]
+    _check_model(record["model"], config["model"].get("name"), path)
+    _check_options({"name": record["model"]} | record["options"], config["model"], path)
     name = options("schedule", config["schedule"]).get("name")
-    if name is not None and "schedule" in record:  # not in old files
+    if name is not None:
         check_schedule(record["schedule"], name, shown(str(path)))
     # Smoothing and warm-up that were not swept keep the config's values.
+    smoothing, warmup = record["label_smoothing"], values.get("warmup", 0.0)
     if smoothing or "label_smoothing" in values:
         config["label_smoothing"] = smoothing
     if warmup or "warmup" in values:

@@ -20,7 +20,7 @@ from absl import logging
 
 from .. import io
 from .. import progress as progress_bars
-from ..errors import UserError, import_extra, reason, short
+from ..errors import UserError, import_extra, nearest, reason, short
 from . import engine
 from .results import Population
 from .store import Store
@@ -303,7 +303,10 @@ def _end_with_parent() -> None:
 def check_name(name: str) -> None:
     """Raise UserError for an unknown name of an executor."""
     if name not in NAMES:
-        raise UserError(f"--executor={name!r} must be one of {', '.join(NAMES)}")
+        raise UserError(
+            f"--executor={name!r} must be one of {', '.join(NAMES)}"
+            f"{nearest(name, NAMES)}"
+        )
 
 
 class _Futures(concurrent.futures.Executor):

@@ -569,7 +569,11 @@ def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
       >>> closest("adamW", ["adam", "adamw"]), closest("MuP", ["sp", "mup"])
       ('adamw', 'mup')
       >>> closest("digits", ["adam"])
+      >>> closest("modle", ["model", "modules"])
+      'model'
     """
     folded = {other.casefold(): other for other in known}
-    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=least)
+    # Swapped letters come before a missing one.
+    near = [other for other in folded if sorted(other) == sorted(name.casefold())]
+    near = near or difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=least)
     return folded[near[0]] if near else None
