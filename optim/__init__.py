@@ -32,7 +32,7 @@ from .apply.transforms import (
 )
 from .check.chain_check import ChainCheck, chain, check_chain
 from .check.coord_check import coord_check
-from .check.coord_facts import Verdict
+from .check.coord_hints import Verdict
 from .check.coord_verdict import CoordCheck
 from .check.explain import Explanation, explain
 from .check.judging import Checked

@@ -174,6 +174,18 @@ def test_a_declaration_against_the_program():
     assert infer(mlp(8), mlp(32), axes=None, **given)["hidden"].in_axes == (0,)
 
 
+def test_parameters_that_the_forward_pass_does_not_use_are_named_together():
+    def model(n):
+        return mlp(n) | shapes({f"unused{i}": (n, n) for i in range(5)})
+
+    def call(params, x):
+        return x @ params["embed"] @ params["hidden"] @ params["head"]
+
+    given = {"inputs": (jnp.ones((1, 5)),), "call": call, "axes": None}
+    with refuses("does not use 'unused0', 'unused1', 'unused2', 'unused3' and 1 more"):
+        infer(model(8), model(32), **given)
+
+
 def test_a_rule_for_branches_on_a_model_without():
     axes = {"blocks": "layers: i -> o", ".": "i -> o"}
     scales = infer(deep(8, 2), deep(32, 6), axes=axes)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optax import contrib
@@ -267,6 +268,16 @@ def test_it_is_refused_under_jit_and_eval_shape_too():
     for start in (jax.jit, lambda init: lambda p: jax.eval_shape(init, p)):
         with refuses("the weight decay of 'head'"):
             start(optim.chain(optax.adamw(0.1), scale()).init)(PARAMS)
+
+
+def test_labels_made_from_an_nnx_state_say_what_to_use():
+    params = nnx.State({name: nnx.Param(x) for name, x in PARAMS.items()})
+    labels = jax.tree.map(lambda x: "all", params)
+    tx = optim.chain(optax.partition({"all": adam()}, labels))
+    state = tx.init(params)
+    gradients = nnx.State(PARAMS)
+    with refuses("a tree of masks or labels", "pass a function in its place"):
+        tx.update(gradients, state, gradients)
 
 
 def test_something_else_than_a_transform_is_refused():

@@ -382,6 +382,21 @@ def test_explain_prints_every_parameter_and_its_source():
         assert word in text
 
 
+def test_explain_joins_numbered_layers_of_every_library():
+    def model(n):
+        names = ("Dense_1", "Dense_2", "Dense_3")
+        listed = {f"blocks/{i}/kernel": (n, n) for i in range(2)}
+        return {f"{name}/kernel": (n, n) for name in names} | listed | {"in": (8, n)}
+
+    base, target = (
+        {p: jax.ShapeDtypeStruct(s, jnp.float32) for p, s in model(n).items()}
+        for n in (8, 16)
+    )
+    text = str(optim.explain(optim.infer_scales(base, target, axes={".": "i -> o"})))
+    assert "\nDense_1-3/kernel " in text
+    assert "\nblocks/0-1/kernel " in text
+
+
 def test_explain_says_how_each_optimizer_decays():
     def row(name):
         return optim.explain(scales_for("mup"), optimizer=name).rows["blocks/kernel"]
@@ -613,6 +628,18 @@ def test_a_mask_from_an_nnx_state_works_as_a_function_does():
     np.testing.assert_allclose(model["up"].kernel[...], 0.9 * before, rtol=1e-6)
     with pytest.raises(ValueError, match="no entry for parameter 'up/kernel'"):
         optim.adamw(0.1, scales, mask={"up": {"bias": True}}).init(params)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_may_have_the_name_of_either_release_of_optax(name):
+    decay, _ = MASKS[name]
+    params = tree(32, 8)
+    updates = []
+    for mask in ("mask", "weight_decay_mask"):
+        options = {decay: 0.5, mask: "matrices"}
+        tx = getattr(optim, name)(0.1, scales_for("depth_mup"), **options)
+        updates.append(tx.update(params, tx.init(params), params)[0])
+    jax.tree.map(np.testing.assert_array_equal, *updates)
 
 
 def test_a_mask_that_decays_biases_of_a_stack_is_a_warning():

@@ -473,6 +473,18 @@ def test_bad_parametrizations_are_named(arguments, message):
         optim.parametrization(name, **(options[0] if options else {}))
 
 
+@pytest.mark.parametrize(
+    ("point", "text"),
+    [
+        (optim.parametrization("depth_mup"), "depth_mup"),
+        (optim.parametrization("completep"), "completep(alpha=1)"),
+        (optim.parametrization("mup", gauge="table8"), "mup (gauge='table8')"),
+    ],
+)
+def test_a_parametrization_is_printed_in_a_few_words(point, text):
+    assert repr(point) == text
+
+
 def test_unknown_families_are_named():
     with pytest.raises(ValueError, match="nearest is 'adamw'"):
         optim.multipliers(scale_of("hidden"), optim.parametrization("mup"), "adamww")

@@ -17,21 +17,31 @@ Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 
 
 def checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimizer]:
-    """Check the hyperparameters of an optimizer by their names."""
+    """Check the hyperparameters of an optimizer by their names.
+
+    The mask may have either of its names: releases of Optax differ in them.
+    """
+    build: Callable[..., Optimizer] = make
     signature = inspect.signature(make)
+    renamed = {
+        other: own
+        for own, other in (_MASKS, reversed(_MASKS))
+        if own in signature.parameters
+    }
 
     @functools.wraps(make)
     def make_checked(*args: Arguments.args, **options: Arguments.kwargs) -> Optimizer:
+        named = {renamed.get(name, name): value for name, value in options.items()}
         try:
-            given = signature.bind(*args, **options).arguments
+            given = signature.bind(*args, **named).arguments
         except TypeError:
-            return make(*args, **options)  # raises it with the optimizer's name
+            return build(*args, **options)  # raises it with the optimizer's name
         for name, value in given.items():
             if name.removeprefix("adam_") in _NUMBERS:
                 kinds = get_args(signature.parameters[name].annotation)
                 _check(name, value, optional=type(None) in kinds)
         check_scales(given["scales"])
-        return make(*args, **options)
+        return build(*args, **named)
 
     return make_checked
 
@@ -84,6 +94,7 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
         raise ValueError(f"{name}={value} must not be negative{minus}")
 
 
+_MASKS = ("mask", "weight_decay_mask")
 # Ends of the names of hyperparameters that may be schedules, or that have a range.
 _SCHEDULED = ("learning_rate", "weight_decay", "weight_decay_rate")
 _AVERAGES = ("b1", "b2", "beta", "momentum")

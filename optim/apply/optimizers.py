@@ -38,7 +38,7 @@ from .chain_warning import ChainWarning
 from .groups import averaged, decay_weights, gradients_of, refuse, updates_of
 from .hyperparameters import checked
 from .masks import Mask, decay_mask
-from .segments import per_segment
+from .segments import by_segment
 from .transforms import normalize_gradients, resolve, scale_updates
 
 Transform: TypeAlias = optax.GradientTransformation
@@ -379,7 +379,6 @@ def lion(
     )
 
 
-@per_segment
 @checked
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
@@ -422,17 +421,24 @@ def lamb(
       >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.1)
     """
-    point = resolve(scales)
-    decays = {p: _lamb_rule(s, point).weight_decay for p, s in scales.items()}
-    added = optax.add_decayed_weights(weight_decay, decay_mask(mask, scales))
-    trusted = optax.chain(
-        _moments(scales, b1, b2, eps, eps_root),
-        decay_weights(added, scales, decays),
-        optax.scale_by_trust_ratio(),
-    )
-    return _build(
-        *("lamb", scales, trusted, learning_rate), betas=True, decays=True, least=0.0
-    )
+
+    def build(scales: Scales) -> Transform:
+        point = resolve(scales)
+        decays = {p: _lamb_rule(s, point).weight_decay for p, s in scales.items()}
+        added = optax.add_decayed_weights(weight_decay, decay_mask(mask, scales))
+        trusted = optax.chain(
+            _moments(scales, b1, b2, eps, eps_root),
+            decay_weights(added, scales, decays),
+            optax.scale_by_trust_ratio(),
+        )
+        return _build(
+            *("lamb", scales, trusted, learning_rate),
+            betas=True,
+            decays=True,
+            least=0.0,
+        )
+
+    return by_segment(scales, build)
 
 
 def _lamb_rule(scale: ParamScale, point: Parametrization) -> Rule:
@@ -441,7 +447,6 @@ def _lamb_rule(scale: ParamScale, point: Parametrization) -> Rule:
     return Rule(Family.RELATIVE, rule.learning_rate, rule.eps, adam.weight_decay)
 
 
-@per_segment
 @checked
 def adafactor(
     learning_rate: optax.ScalarOrSchedule | None,
@@ -491,7 +496,7 @@ def adafactor(
       >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.1)
     """
-    beta, size = scales.training.beta, min_dim_size_to_factor
+    size = min_dim_size_to_factor
     parts = [optax.scale_by_factored_rms(factored, decay_rate, decay_offset, size, eps)]
     if clipping_threshold is not None:
         parts.append(optax.clip_by_block_rms(clipping_threshold))
@@ -499,15 +504,24 @@ def adafactor(
         parts.append(optax.scale_by_learning_rate(learning_rate, flip_sign=False))
     if multiply_by_parameter_scale:
         parts.append(optax.scale_by_param_block_rms())
-    ema = functools.partial(optax.ema, debias=False, accumulator_dtype=dtype_momentum)
-    decay = weight_decay_rate
-    return _build(
-        *("adafactor", scales, optax.chain(*parts), optax.scale(-1)),
-        average=None if momentum is None else ema(beta(momentum)),
-        decay=None if decay is None else _decay(decay, weight_decay_mask, scales),
-        rule="adafactor" if multiply_by_parameter_scale else "adam",
-        least=1e-3 if multiply_by_parameter_scale else None,
-    )
+    average = None
+    if momentum is not None:
+        memory = scales.training.beta(momentum)
+        average = optax.ema(memory, debias=False, accumulator_dtype=dtype_momentum)
+
+    def build(scales: Scales) -> Transform:
+        decay = None
+        if weight_decay_rate is not None:
+            decay = _decay(weight_decay_rate, weight_decay_mask, scales)
+        return _build(
+            *("adafactor", scales, optax.chain(*parts), optax.scale(-1)),
+            average=average,
+            decay=decay,
+            rule="adafactor" if multiply_by_parameter_scale else "adam",
+            least=1e-3 if multiply_by_parameter_scale else None,
+        )
+
+    return by_segment(scales, build)
 
 
 def _adafactor_rule(scale: ParamScale, point: Parametrization) -> Rule:
@@ -516,7 +530,6 @@ def _adafactor_rule(scale: ParamScale, point: Parametrization) -> Rule:
     return Rule(Family.RELATIVE, rule.learning_rate, rule.eps**2, rule.kappa)
 
 
-@per_segment
 @checked
 def muon(
     learning_rate: optax.ScalarOrSchedule,
@@ -580,49 +593,55 @@ def muon(
       >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.071, -0.037)
     """
-    memory, matrices = scales.training.beta, _hidden_matrices(scales)
-
-    def numbers(path: str, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
-        axes = scales[path].in_axes, scales[path].out_axes
-        return contrib.MuonDimensionNumbers(*axes) if path in matrices else None
-
-    updates = contrib.muon(
-        -1.0,  # only updates: decay and learning rate come after the scaling
-        ns_coeffs,
-        ns_steps,
-        memory(beta),
-        eps,
-        mu_dtype=mu_dtype,
-        nesterov=nesterov,
-        adaptive=adaptive,
-        preconditioning=preconditioning,
-        adam_b1=memory(adam_b1),
-        adam_b2=memory(adam_b2),
-        adam_eps_root=adam_eps_root,
-        muon_weight_dimension_numbers=functools.partial(map_with_paths, numbers),
-        consistent_rms=consistent_rms,
-    )
+    memory = scales.training.beta
     # Optax's own masks apply only to the matrices of Muon.
     others = weight_decay_mask if weight_decay_mask == "matrices" else None
     slow = learning_rate if adam_learning_rate is None else adam_learning_rate
-    steps = {
-        "muon": optax.chain(
-            _decay(weight_decay, weight_decay_mask, scales),
-            optax.scale_by_learning_rate(learning_rate),
-        ),
-        "adam": optax.chain(
-            _decay(adam_weight_decay, others, scales),
-            optax.scale_by_learning_rate(slow),
-        ),
-    }
-    label = lambda path, _: "muon" if path in matrices else "adam"  # noqa: E731
-    labels = functools.partial(map_with_paths, label)
-    return _build(
-        *("muon", scales, updates, optax.partition(steps, labels)),
-        consistent_rms=consistent_rms,
-        adaptive=adaptive,
-        decays=True,
-    )
+
+    def build(scales: Scales) -> Transform:
+        matrices = _hidden_matrices(scales)
+
+        def numbers(path: str, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
+            axes = scales[path].in_axes, scales[path].out_axes
+            return contrib.MuonDimensionNumbers(*axes) if path in matrices else None
+
+        def label(path: str, _: jax.Array) -> str:
+            return "muon" if path in matrices else "adam"
+
+        updates = contrib.muon(
+            -1.0,  # only updates: decay and learning rate come after the scaling
+            ns_coeffs,
+            ns_steps,
+            memory(beta),
+            eps,
+            mu_dtype=mu_dtype,
+            nesterov=nesterov,
+            adaptive=adaptive,
+            preconditioning=preconditioning,
+            adam_b1=memory(adam_b1),
+            adam_b2=memory(adam_b2),
+            adam_eps_root=adam_eps_root,
+            muon_weight_dimension_numbers=functools.partial(map_with_paths, numbers),
+            consistent_rms=consistent_rms,
+        )
+        steps = {
+            name: optax.chain(
+                _decay(decay, mask, scales), optax.scale_by_learning_rate(rate)
+            )
+            for name, decay, mask, rate in (
+                ("muon", weight_decay, weight_decay_mask, learning_rate),
+                ("adam", adam_weight_decay, others, slow),
+            )
+        }
+        rates = optax.partition(steps, functools.partial(map_with_paths, label))
+        return _build(
+            *("muon", scales, updates, rates),
+            consistent_rms=consistent_rms,
+            adaptive=adaptive,
+            decays=True,
+        )
+
+    return by_segment(scales, build)
 
 
 def _hidden_matrices(scales: Scales) -> set[str]:

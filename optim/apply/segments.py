@@ -4,10 +4,8 @@ Those whose update of an entry depends on other entries of its array: orthogonal
 (Muon), trust ratios (LAMB), factored moments and clipping by array (Adafactor).
 """
 
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,32 +15,6 @@ from ..rules.roles import ParamScale, Place
 from ..scales.paths import flatten, map_with_paths
 from ..scales.probe import at_start, running
 from ..scales.table import Scales
-
-Arguments = ParamSpec("Arguments")
-Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
-
-
-def per_segment(
-    make: Callable[Arguments, Optimizer],
-) -> Callable[Arguments, Optimizer]:
-    """An optimizer that compares the entries of an array: it sees every segment."""
-    signature = inspect.signature(make)
-
-    @functools.wraps(make)
-    def build(*args: Arguments.args, **options: Arguments.kwargs) -> Optimizer:
-        try:
-            given = signature.bind(*args, **options)
-        except TypeError:
-            return make(*args, **options)  # raises it with the optimizer's name
-        scales = given.arguments["scales"]
-
-        def of(parts: Scales) -> Optimizer:
-            given.arguments["scales"] = parts
-            return make(*given.args, **given.kwargs)
-
-        return by_segment(scales, of) if isinstance(scales, Scales) else of(scales)
-
-    return build
 
 
 def by_segment(

@@ -30,8 +30,8 @@ from .probing import Leaf, Probe, TracedError, acting, apart, nested, probe_shap
 _OTHER_TREE = (
     "a tree of masks or labels does not have the structure of the gradients (nnx."
     "Optimizer passes them without nnx.Param); pass a function in its place, e.g. "
-    "mask=lambda params: jax.tree.map(lambda x: x.ndim >= 2, params); or give "
-    "check_chain the parameters as params=..."
+    "lambda params: jax.tree.map(lambda x: x.ndim >= 2, params); or give check_chain "
+    "the parameters as params=..."
 )
 _UNSCALED = (
     "no transform of optim.chain scales the updates, so that the parametrization has "

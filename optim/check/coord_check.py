@@ -19,7 +19,7 @@ from ..rules.multipliers import carried
 from ..scales.paths import flatten
 from ..scales.patterns import Pattern
 from .activations import STREAM, Activation, Layer, Parameter, Recording
-from .coord_facts import Facts
+from .coord_hints import Facts
 from .coord_verdict import CoordCheck
 from .probing import acting
 

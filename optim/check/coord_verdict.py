@@ -1,6 +1,7 @@
 """The result of a coordinate check: slopes, their errors, verdicts and hints."""
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,7 @@ from scipy import special
 
 from ..scales.display import Figures, html_table
 from .activations import STREAM
-from .coord_facts import Facts, Verdict
-from .coord_hints import hints
+from .coord_hints import Facts, Verdict, hints
 
 # Exponents of width and depth are multiples of ½, so a |slope| below ¼ is nearer to
 # zero than to the next exponent.
@@ -23,11 +23,10 @@ _INTERVAL = 0.05
 # A few seeds estimate their own spread poorly, so the layers' median counts as this
 # many further seeds (an empirical Bayes estimate of the variance; Smyth 2004).
 _PRIOR = 4
-# A mistake in depth gives an exponent of ½ or more.
-_EXPONENT = 0.45
-# Norms in front of branches divide by the stream, whose initial size falls towards its
-# limit with depth. Layers behind them grow faster than this only through a mistake.
-_INNER_EXPONENT = 0.65
+# Exponents of depth below which slopes have no mistake as their cause. A mistake gives
+# ½ or more; inside of branches more than that, because norms in front of them divide by
+# the stream, whose initial size falls towards its limit with depth.
+_STREAM, _INNER = 0.45, 0.65
 # Above this strength, the smallest models are far from the limit of large depth.
 _STRONG = 1.0
 
@@ -111,11 +110,11 @@ class CoordCheck:
         """By axis and layer, the verdict; layers that are not judged are left out."""
         return {
             axis: {
-                layer: self._judge(layer, layers, axis)
+                layer: self._judge(axis, layer)
                 for layer, fit in layers.items()
                 if not self._starts_at_zero(axis, layer, fit)
             }
-            for axis, layers in self._fits().items()
+            for axis, layers in self.fits.items()
         }
 
     @property
@@ -158,7 +157,9 @@ class CoordCheck:
             if given is verdict
         ]
 
-    def _fits(self) -> dict[str, dict[str, "Fit"]]:
+    @functools.cached_property
+    def fits(self) -> dict[str, dict[str, "Fit"]]:
+        """By axis and layer, the lines that were fitted."""
         return {
             axis: _fit_layers(self.sizes[axis], layers)
             for axis, layers in self.changes.items()
@@ -167,62 +168,28 @@ class CoordCheck:
     def _each(self, value: Callable[["Fit"], Any]) -> dict[str, dict[str, Any]]:
         return {
             axis: {layer: value(fit) for layer, fit in layers.items()}
-            for axis, layers in self._fits().items()
+            for axis, layers in self.fits.items()
         }
 
-    def _excuse(self) -> str:
-        """Summary if `strength` explains doubtful slopes of depth, else ""."""
-        if self.strength is None or self.verdict is Verdict.WRONG:
-            return ""
-        fits = self._fits().get("depth", {})
-        slopes = self.slopes.get("depth", {})
-        explained = [
-            layer
-            for axis, layer in self.unclear
-            if axis == "depth"
-            and abs(slopes[layer]) > self.tolerance  # the others are noisy
-            and self._is_explained(layer, fits)
-        ]
-        if not explained:
-            return ""
-        others = len(self.unclear) - len(explained)
-        more = f"; {others} more slopes are unclear for other reasons" if others else ""
-        farthest = slopes[max(explained, key=lambda layer: abs(slopes[layer]))]
-        known = f"strength {self.strength:.3g}: {len(explained)} slopes of depth"
-        if self.strength <= _STRONG:
-            return (
-                f"weak branches, {known} inside of branches are unclear (down to "
-                f"{farthest:+.2f}), the stream after them is as it should be"
-                f"{more}. A layer's own update shrinks as depth^-½ under Depth-μP: "
-                "check again with a trained input layer, or a larger branch multiplier"
-            )
-        return (
-            f"finite depth, {known} are unclear (up to {farthest:+.2f}), but below "
-            f"what a mistake gives{more}. Check again with branch multipliers that are "
-            f"{self.strength**0.5:.2g} times smaller"
-        )
-
-    def _is_explained(self, layer: str, fits: Mapping[str, "Fit"]) -> bool:
+    def _is_excused(self, axis: str, layer: str) -> bool:
         """Whether correct models of this strength have such a slope of depth."""
-        slope = fits[layer].worst.slope
-        if self.strength is None:
+        if self.strength is None or axis != "depth":
             return False
-        if self.strength > _STRONG:
-            inner = slope > 0 and self.is_in_flat_branch(layer, fits)
-            return abs(slope) < (_INNER_EXPONENT if inner else _EXPONENT)
-        flat = self.is_in_flat_branch(layer, fits, lowest=-_HALFWAY)
-        return flat and -_INNER_EXPONENT < slope < 0
+        strong, slope = self.strength > _STRONG, self.slopes[axis][layer]
+        if strong:
+            inner = slope > 0 and self.is_in_flat_branch(layer)
+            return abs(slope) < (_INNER if inner else _STREAM)
+        return -_INNER < slope < 0 and self.is_in_flat_branch(layer, lowest=-_HALFWAY)
 
-    def is_in_flat_branch(
-        self, layer: str, fits: Mapping[str, "Fit"], lowest: float = -_EXPONENT
-    ) -> bool:
-        """Whether a layer is in a branch after which the stream does not grow.
+    def is_in_flat_branch(self, layer: str, lowest: float = -_STREAM) -> bool:
+        """Whether a layer is in a branch after which the stream is flat in depth.
 
-        At no relative depth, nor may slopes be as low as `lowest`.
+        The stream grows at no relative depth, and no slope is as low as `lowest`.
         """
         layers = self.facts.get("depth", Facts()).layers
         branch = layers[layer][0].branch if layer in layers else ""
-        stream = [f for n, f in fits.items() if n.rpartition("@")[0] == STREAM + branch]
+        fits = self.fits["depth"].items()
+        stream = [fit for n, fit in fits if n.rpartition("@")[0] == STREAM + branch]
         inside = bool(branch and stream) and not layer.startswith(STREAM)
         return inside and all(_does_not_grow(fit, lowest) for fit in stream)
 
@@ -232,14 +199,14 @@ class CoordCheck:
         zero = start is not None and not np.any(start)
         return zero and not fit.diverged and fit.worst.slope < -self.tolerance
 
-    def _judge(self, layer: str, fits: Mapping[str, "Fit"], axis: str) -> Verdict:
-        fit = fits[layer]
+    def _judge(self, axis: str, layer: str) -> Verdict:
+        fits, edge = self.fits[axis], max(self.tolerance, _HALFWAY)
+        fit, chance = fits[layer], _FALSE_ALARMS / len(fits)
         if fit.diverged:
             return Verdict.WRONG
-        edge = max(self.tolerance, _HALFWAY)
-        if any(_is_beyond(step, edge, _FALSE_ALARMS / len(fits)) for step in fit.steps):
-            explained = axis == "depth" and self._is_explained(layer, fits)
-            return Verdict.UNCLEAR if explained else Verdict.WRONG
+        if any(_is_beyond(step, edge, chance) for step in fit.steps):
+            excused = self._is_excused(axis, layer)
+            return Verdict.UNCLEAR if excused else Verdict.WRONG
         if all(self._is_near_zero(step, edge) for step in fit.steps):
             return Verdict.OK
         return Verdict.UNCLEAR
@@ -283,20 +250,16 @@ class CoordCheck:
                 (
                     self.facts.get(axis, Facts()).named(layer),
                     f"{fit.worst.slope:+.3f} ± {errors[axis][layer]:.3f}",
-                    self._word(verdicts[axis].get(layer)),
+                    _word(verdicts[axis].get(layer)),
                 )
                 for layer, fit in layers.items()
             ]
-            for axis, layers in self._fits().items()
+            for axis, layers in self.fits.items()
         }
 
-    def _word(self, verdict: Verdict | None) -> str:
-        return "not judged (starts at zero)" if verdict is None else verdict.upper()
-
     def _summary(self) -> str:
-        if summary := self._excuse():
-            return summary
         count = sum(map(len, self.verdicts.values()))
+        edge = max(self.tolerance, _HALFWAY)
         match self.verdict:
             case Verdict.OK:
                 return (
@@ -304,25 +267,43 @@ class CoordCheck:
                 )
             case Verdict.WRONG:
                 return (
-                    f"wrong: {len(self.failed)} of {count} slopes are beyond ±"
-                    f"{max(self.tolerance, _HALFWAY):g}; {len(self.unclear)} are "
-                    "unclear"
+                    f"wrong: {len(self.failed)} of {count} slopes are beyond "
+                    f"±{edge:g}; {len(self.unclear)} are unclear"
                 )
-        edge = max(self.tolerance, _HALFWAY)
-        between = 0
+        reasons: dict[str, list[float]] = {}
         for axis, layer in self.unclear:
-            step = self._fits()[axis][layer].worst
+            step = self.fits[axis][layer].worst
             size, half = abs(step.slope), step.half_width(_INTERVAL)
-            between += self.tolerance < size - half and size + half <= edge
-        parts = []
-        if rest := len(self.unclear) - between:
-            parts.append(f"{rest} too uncertain: use more seeds or larger sizes")
-        if between:
-            parts.append(
-                f"{between} surely between ±{self.tolerance:g} and ±{edge:g}: use "
-                "larger sizes, as more seeds would not change that"
-            )
+            reason = "too uncertain: use more seeds or larger sizes"
+            if size > self.tolerance and self._is_excused(axis, layer):
+                reason = self._excuse()
+            elif self.tolerance < size - half and size + half <= edge:
+                reason = (
+                    f"surely between ±{self.tolerance:g} and ±{edge:g}: use larger "
+                    "sizes, as more seeds would not change that"
+                )
+            reasons.setdefault(reason, []).append(step.slope)
+        parts = [
+            f"{len(slopes)} (up to {max(slopes, key=abs):+.2f}) {reason}"
+            for reason, slopes in reasons.items()
+        ]
         return f"unclear: none of {count} slopes is wrong; {'; '.join(parts)}"
+
+    def _excuse(self) -> str:
+        """Why correct models of this strength have slopes of depth."""
+        assert self.strength is not None
+        if self.strength <= _STRONG:
+            return (
+                f"inside of weak branches (strength {self.strength:.3g}) after which "
+                "the stream is as it should be: a layer's own update shrinks as "
+                "depth^-½ under Depth-μP. Check again with a trained input layer, or a "
+                "larger branch multiplier"
+            )
+        return (
+            f"of finite depth (strength {self.strength:.3g}) and below what a mistake "
+            "gives: check again with branch multipliers that are "
+            f"{self.strength**0.5:.2g} times smaller"
+        )
 
     @overload
     def plot(self, path: None = None) -> Figures: ...
@@ -362,6 +343,10 @@ class CoordCheck:
             canvas.savefig(name, bbox_inches="tight", dpi=120)
             written.append(name)
         return written
+
+
+def _word(verdict: Verdict | None) -> str:
+    return "not judged (starts at zero)" if verdict is None else verdict.upper()
 
 
 def _draw(

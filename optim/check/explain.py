@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -194,32 +195,37 @@ class Explanation:
         return row.verdict
 
 
+# A name that ends in a number: Linen's "Dense_1", or "0" of a list.
+_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)( \*)?")
+
+
 def _collapsed(table: list[list[str]]) -> list[list[str]]:
-    """Join rows whose first cells, the paths, differ only by one number.
+    """Join rows whose first cells, the paths, differ only by the number of one name.
 
     Examples:
       >>> _collapsed([["b/0/w", "x"], ["b/1/w", "x"], ["b/2/w", "y"]])
       [['b/0-1/w', 'x'], ['b/2/w', 'y']]
+      >>> _collapsed([["Dense_1/w *", "x"], ["Dense_2/w *", "x"]])
+      [['Dense_1-2/w *', 'x']]
     """
     longest = max((path.count("/") + 1 for path, *_ in table), default=0)
     for at in reversed(range(longest)):
         numbers: dict[tuple[tuple[str, ...], ...], list[int]] = {}
         for path, *cells in table:
             parts, number = path.split("/"), []
-            if at < len(parts) and parts[at].isdecimal():
-                parts[at], number = "", [int(parts[at])]
+            match = _NUMBERED.fullmatch(parts[at]) if at < len(parts) else None
+            if match:
+                parts[at], number = f"{match[1]}\0{match[3] or ''}", [int(match[2])]
             numbers.setdefault((tuple(parts), tuple(cells)), []).extend(number)
-        table = []
-        for (names, rest), found in numbers.items():
-            filled = [*names]
-            if found:
-                filled[at] = _range(found)
-            table.append(["/".join(filled), *rest])
+        table = [
+            ["/".join(names).replace("\0", _range(found)), *cells]
+            for (names, cells), found in numbers.items()
+        ]
     return table
 
 
 def _range(numbers: list[int]) -> str:
-    """As few words as possible for block numbers, e.g. "0-11" or "0,2-11"."""
+    """As few words as possible for numbers of blocks, e.g. "0-11" or "0,2-11"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

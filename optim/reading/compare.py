@@ -10,7 +10,7 @@ from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
 from ..rules.training import TrainingScale
 from ..scales.declare import Declarations
-from ..scales.table import Scales
+from ..scales.table import Scales, some
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches, End, Failure
 from .growth import grown, same_parametrization, twin
@@ -167,13 +167,15 @@ class _Comparison:
         small = self.small.reading.leaves[self.twin[path]]
         wide = self._wide.reading.leaves[self.other[path]]
         role = self.large.roles[path]
-        grows = frozenset(a for a, n in enumerate(small.shape) if n != wide.shape[a])
+        grows = self._grows(path)
         if role is None:
             if grows:
+                roles = self.large.roles
+                unused = [p for p in roles if roles[p] is None and self._grows(p)]
                 raise ValueError(
-                    f"the forward pass does not use {path!r}; pass call=lambda model, "
-                    "*inputs: ... that does (the loss, for example), or declare its "
-                    f"axes: {remedy(path, leaf.shape)}"
+                    f"the forward pass does not use {some(unused)}; pass "
+                    "call=lambda model, *inputs: ... that does (the loss, for example),"
+                    f" or declare the axes: {remedy(path, leaf.shape)}"
                 )
             role = Found(path, (), (), (), False, False, None)
         only_in = grows & set(role.in_axes) and not grows & set(role.out_axes)
@@ -201,6 +203,12 @@ class _Comparison:
             in_branch=inside,
             training=self.training,
         )
+
+    def _grows(self, path: str) -> frozenset[int]:
+        """The axes of a parameter that grow."""
+        small = self.small.reading.leaves[self.twin[path]].shape
+        wide = self._wide.reading.leaves[self.other[path]].shape
+        return frozenset(a for a, n in enumerate(small) if n != wide[a])
 
     def _last_width(self, found: Mapping[str, ParamScale]) -> float:
         """Ratio of the last hidden layer's width: the fan-in of the last readout."""

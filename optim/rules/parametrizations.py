@@ -72,7 +72,7 @@ GAUGES: dict[str, dict[Role, Powers]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Parametrization:
     """A parametrization: exponents of width by role, exponents of depth, and a gauge.
 
@@ -96,8 +96,8 @@ class Parametrization:
 
     Examples:
       >>> point = parametrization("completep", alpha=0.75)
-      >>> point.alpha, point.gamma, point.citation
-      (0.75, 0.25, 'Dey et al. 2025 (arXiv:2505.01618), Table 1')
+      >>> point, point.gamma, point.citation
+      (completep(alpha=0.75), 0.25, 'Dey et al. 2025 (arXiv:2505.01618), Table 1')
     """
 
     name: str
@@ -187,6 +187,9 @@ class Parametrization:
         if isinstance(self.richness, Traced) or self.richness != 1:
             options.append(f"richness={self.richness}")
         return self.name + (f" ({', '.join(options)})" if options else "")
+
+    def __repr__(self) -> str:
+        return self.label
 
     def branch_multiplier(self, depth_ratio: float, *, a: float = 1.0) -> float:
         """The factor a·M^-alpha in front of each residual branch.

@@ -159,7 +159,7 @@ class Scales(Mapping[str, ParamScale]):
 
     def __getitem__(self, path: str) -> ParamScale:
         if path not in self._scales:
-            held = _some(list(self))
+            held = some(list(self))
             raise KeyError(f"no parameter {path!r}; the scales hold {held}")
         return self._scales[path]
 
@@ -269,13 +269,13 @@ class Scales(Mapping[str, ParamScale]):
         if path not in self and not path:
             raise ValueError(
                 "the optimizer gets one array without a name, but the scales hold "
-                f"{_some(list(self))}: leave optax.flatten out, which hides the "
+                f"{some(list(self))}: leave optax.flatten out, which hides the "
                 "parameters, or make the scales from the same parameters"
             )
         if path not in self:
             raise ValueError(
                 f"parameter {path!r} has no scale; the scales hold "
-                f"{_some(list(self))}: make them from the same parameters that the "
+                f"{some(list(self))}: make them from the same parameters that the "
                 "optimizer gets (for Linen variables, the 'params' collection; for "
                 "NNX, nnx.state(model, nnx.Param), or for other variables their state: "
                 "infer_scales(nnx.state(base, wrt), nnx.state(target, wrt)))"
@@ -364,7 +364,13 @@ def _is_placeholder(params: Any) -> bool:
     return type(params).__name__ == "_ParamsPlaceholder"
 
 
-def _some(names: list[str], most: int = 4) -> str:
+def some(names: list[str], most: int = 4) -> str:
+    """The first few names, and how many more there are.
+
+    Examples:
+      >>> some(["a", "b", "c"], most=2)
+      "'a', 'b' and 1 more"
+    """
     shown = ", ".join(repr(n) for n in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
