@@ -362,9 +362,11 @@ def _joined(
     if None in parts:
         return parts[None]
     by_place = {p if isinstance(p, tuple) else (p or 0,): v for p, v in parts.items()}
-    places = sorted(by_place)
-    stacked = np.stack([by_place[place] for place in places])
-    return stacked.reshape(*(n + 1 for n in places[-1]), *stacked.shape[1:])
+    lead, part = tuple(n + 1 for n in max(by_place)), next(iter(parts.values()))
+    whole = np.empty((*lead, *part.shape), part.dtype)
+    for place, array in by_place.items():
+        whole[place] = array
+    return whole
 
 
 def _head_options(model: nnx.Module) -> tuple[str | dict[str, str], ...]:

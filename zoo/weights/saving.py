@@ -432,7 +432,10 @@ def fill(
     variables = dict(pairs)
     for path in _check_fit(variables, arrays, fresh):
         variable = variables[path]
-        variable.set_value(jnp.asarray(arrays[path], variable.dtype))
+        array = arrays[path]
+        if array.dtype != variable.dtype:
+            array = array.astype(variable.dtype)
+        variable.set_value(jax.device_put(array))
     nnx.update(model, state)
 
 
