@@ -17,8 +17,8 @@ from .families.resnet import ResNet
 from .families.vit import ViT
 from .generate import generate
 from .layers.basic import ModelWarning
-from .lora import add_lora, merge_lora, scales
-from .plan import Frozen, Plan, axis_names
+from .lora import add_lora, merge_lora
+from .plan import Frozen, Plan, axis_names, scales
 from .preprocessing import DataConfig, data_config, set_data_config
 from .registry import create, list_models, reads_tokens
 from .sharding import RULES, batch_sharding, partition_specs, use_mesh

@@ -1,4 +1,4 @@
-"""LoRA: train low-rank adapters of linear layers, and the scales of their parameters.
+"""LoRA: train low-rank adapters of linear layers.
 
 An adapted layer computes x W + x A B, with A of shape (inputs, rank) and B of shape
 (rank, outputs). B starts at zero. The rank is constant over widths, so A has the rules
@@ -12,9 +12,7 @@ learning rates).
 
 import dataclasses
 import functools
-import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,17 +22,12 @@ from jaxtyping import Array, Float
 
 from mupax import optim
 
-from . import plan as plans
 from .family import Family
 from .layers.basic import Dense, times
 from .plan import Axis, Plan
-from .registry import abstract, recipe
 from .sharding import weight
 
 _RANK = "rank"
-# Parts of paths that a wrapped or replaced layer adds.
-_WRAPPERS = ("base_module", "lora")
-_ADAPTERS = ("lora_a", "lora_b")
 
 
 class CopiedDense(Dense):
@@ -218,143 +211,3 @@ def _replace(model: nnx.Module, path: str, layer: nnx.Module) -> None:
         owner[int(last)] = layer
     else:
         setattr(owner, last, layer)
-
-
-def scales(
-    model: nnx.Module,
-    *,
-    batch: tuple[float, float] | None = None,
-    examples: tuple[float, float] | None = None,
-    critical_batch: float | None = None,
-) -> optim.Scales:
-    """Return the role and growth ratios of every parameter of a zoo model.
-
-    Pass the result to an optimizer of `mupax.optim`.
-
-    Args:
-      model: a model of the zoo, possibly abstract (from `nnx.eval_shape`). Its linear
-        layers may have adapters: of `add_lora`, or wrapped by `nnx.LoRA` or replaced by
-        `nnx.LoRALinear`.
-      batch: (base, target) batch size in examples; None if they are equal.
-      examples: (base, target) number of examples of the whole training; None if they
-        are equal. See `optim.TrainingScale` for the rules.
-      critical_batch: the critical batch size of the task, if known.
-
-    Returns:
-      `optim.Scales`, for the paths of `nnx.state(model, nnx.Param)`.
-
-    Raises:
-      ValueError: the model has no plan, a parameter is neither of the zoo nor of an
-        adapter, or the target's batch is beyond the critical size.
-
-    Source: Tensor Programs V, Table 8 (roles).
-
-    Examples:
-      >>> from flax import nnx
-      >>> from mupax import zoo
-      >>> model = zoo.create("resmlp", width=32, depth=4, base_width=16, base_depth=2,
-      ...                    parametrization="depth_mup", rngs=nnx.Rngs(0))
-      >>> for path, scale in zoo.scales(model).items():
-      ...     print(path, scale.role.value, scale.shape, scale.depth)
-      blocks/layers/0/kernel hidden (4, 32, 32) 2.0
-      readin/kernel input (64, 32) 2.0
-      readout/kernel output (32, 10) 2.0
-    """
-    return plans.scales(
-        model,
-        batch=batch,
-        examples=examples,
-        critical_batch=critical_batch,
-        added=_added(model),
-    )
-
-
-def _added(model: nnx.Module) -> dict[str, Mapping[str, Any]]:
-    """Metadata of parameters that are not of the zoo, by path."""
-    plan = getattr(model, "plan", None)
-    if not isinstance(plan, Plan):
-        return {}
-    variables = _metadata(model)
-    strangers = [
-        path
-        for path, (kind, metadata) in variables.items()
-        if issubclass(kind, nnx.Param) and "axes" not in metadata
-    ]
-    if not strangers:
-        return {}
-    known = {
-        _original(path): metadata
-        for path, (_, metadata) in variables.items()
-        if "axes" in metadata
-    }
-    try:
-        name, options = recipe(model)
-    except ValueError:  # e.g. a copy
-        pass
-    else:
-        made = _metadata(abstract(name, **options))
-        known |= {path: metadata for path, (_, metadata) in made.items()}
-    return {
-        path: found
-        for path in strangers
-        if (found := _found(plan, path, variables[path][1]["shape"], known))
-    }
-
-
-def _metadata(model: nnx.Module) -> dict[str, tuple[type, dict[str, Any]]]:
-    pairs = nnx.to_flat_state(nnx.state(model, nnx.Not(nnx.RngState)))
-    return {
-        "/".join(map(str, path)): (
-            type(variable),
-            {**variable.get_metadata(), "shape": tuple(variable.shape)},
-        )
-        for path, variable in pairs
-    }
-
-
-def _original(path: str) -> str:
-    """The path without the parts that wrapping or replacing a layer adds."""
-    return "/".join(part for part in path.split("/") if part not in _WRAPPERS)
-
-
-def _found(
-    plan: Plan, path: str, shape: tuple[int, ...], known: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Metadata of a parameter of an adapted layer; None if the layer is unknown."""
-    plain = _original(path)
-    owner, _, leaf = plain.rpartition("/")
-    metadata = known.get(f"{owner}/kernel" if leaf in _ADAPTERS else plain)
-    if metadata is None:
-        return None
-    copies = metadata.get("stacked", 0)
-    names, inputs = metadata["axes"], metadata["inputs"]
-    lead = [plan[name] for name in names[:copies]]
-    reads = _flat(plan, names[copies : copies + inputs])
-    writes = _flat(plan, names[copies + inputs :])
-    if leaf == "lora_a":
-        ends = [reads, Axis(shape[-1], shape[-1])]
-    elif leaf == "lora_b":
-        ends = [Axis(shape[-2], shape[-2]), writes]
-    else:
-        ends = [reads, writes] if inputs else [writes]
-    if leaf in _ADAPTERS and plan.parametrization.gauge:
-        raise ValueError(
-            f"{path!r} is an adapter of flax, which lacks the forward multipliers of "
-            f"parametrization={plan.parametrization.name!r}; add adapters by "
-            "zoo.add_lora(model, rank, rngs=...)"
-        )
-    axes = [*lead, *ends]
-    layers = len(metadata["shape"]) - len(names)
-    if shape[layers:] != tuple(axis.size for axis in axes):
-        return None
-    return {**metadata, "axes": tuple(axes), "inputs": int(inputs > 0)}
-
-
-def _flat(plan: Plan, names: tuple[str, ...]) -> Axis:
-    """Several axes as one."""
-    axes = [plan[name] for name in names]
-    return Axis(
-        math.prod(axis.base for axis in axes),
-        math.prod(axis.size for axis in axes),
-        any(axis.grows for axis in axes),
-    )

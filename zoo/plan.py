@@ -6,8 +6,7 @@ how much) and hence its initialization and multipliers, and its sharding.
 
 import dataclasses
 import math
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -102,7 +101,7 @@ class Plan:
 
     def scale(
         self,
-        names: Sequence[str | Axis],
+        names: Sequence[str],
         inputs: int,
         in_branch: bool,
         path: str = "",
@@ -112,8 +111,7 @@ class Plan:
         """Build the scale of a parameter with these axes.
 
         Args:
-          names: its axes, without the axis of layers; an `Axis` for one that is not of
-            the plan.
+          names: its axes, without the axis of layers.
           inputs: number of fan-in axes, which follow the `stacked` ones.
           in_branch: whether it is in a residual branch.
           path: its path.
@@ -121,7 +119,7 @@ class Plan:
           stacked: number of leading axes that count copies of one weight, e.g.
             experts: neither fan-in nor fan-out.
         """
-        axes = [self[name] if isinstance(name, str) else name for name in names]
+        axes = [self[name] for name in names]
         lead = 0 if layers is None else 1
         if layers is not None:
             axes.insert(0, Axis(*layers))
@@ -288,19 +286,38 @@ def scales(
     batch: tuple[float, float] | None = None,
     examples: tuple[float, float] | None = None,
     critical_batch: float | None = None,
-    added: Mapping[str, Mapping[str, Any]] = types.MappingProxyType({}),
 ) -> optim.Scales:
-    """Return the scales of a model's parameters; see `zoo.scales`.
+    """Return the role and growth ratios of every parameter of a zoo model.
+
+    Pass the result to an optimizer of `mupax.optim`.
 
     Args:
-      model: a model of the zoo.
-      batch: as in `zoo.scales`.
-      examples: as in `zoo.scales`.
-      critical_batch: as in `zoo.scales`.
-      added: metadata of parameters that `Plan.param` did not create, by path.
+      model: a model of the zoo, possibly abstract (from `nnx.eval_shape`). Its linear
+        layers may have adapters of `zoo.add_lora`.
+      batch: (base, target) batch size in examples; None if they are equal.
+      examples: (base, target) number of examples of the whole training; None if they
+        are equal. See `optim.TrainingScale` for the rules.
+      critical_batch: the critical batch size of the task, if known.
+
+    Returns:
+      `optim.Scales`, for the paths of `nnx.state(model, nnx.Param)`.
 
     Raises:
-      ValueError: as `zoo.scales`.
+      ValueError: the model has no plan, a parameter is not of the zoo, or the target's
+        batch is beyond the critical size.
+
+    Source: Tensor Programs V, Table 8 (roles).
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=32, depth=4, base_width=16, base_depth=2,
+      ...                    parametrization="depth_mup", rngs=nnx.Rngs(0))
+      >>> for path, scale in zoo.scales(model).items():
+      ...     print(path, scale.role.value, scale.shape, scale.depth)
+      blocks/layers/0/kernel hidden (4, 32, 32) 2.0
+      readin/kernel input (64, 32) 2.0
+      readout/kernel output (32, 10) 2.0
     """
     plan = getattr(model, "plan", None)
     if not isinstance(plan, Plan):
@@ -310,15 +327,14 @@ def scales(
         )
     by_path = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        name = "/".join(map(str, path))
-        metadata = added.get(name, variable.get_metadata())
+        name, metadata = "/".join(map(str, path)), variable.get_metadata()
         names = metadata.get("axes")
         if names is None:
             raise ValueError(
                 f"parameter {name!r} is not one of the zoo's {type(model).__name__}, "
-                "so its scale is unknown; add adapters by zoo.add_lora, and for other "
-                "new layers get the scales by optim.infer_scales(base, target, "
-                "inputs=(x,))"
+                "so its scale is unknown; add adapters by zoo.add_lora. For other new "
+                "layers, e.g. nnx.LoRA, get the scales by optim.infer_scales(base, "
+                "target, inputs=(x,))"
             )
         layers = None
         if len(variable.shape) == len(names) + 1:
