@@ -183,8 +183,7 @@ def seal(record: dict[str, Any]) -> dict[str, Any]:
 def unseal(record: Any, *, required: bool = False) -> dict[str, Any]:
     """Check the checksum of a record from JSON, and remove it.
 
-    `required` refuses a record without a checksum, e.g. one of mupax 0.1 or one written
-    by hand.
+    `required` refuses a record without a checksum, e.g. one written by hand.
 
     Raises:
       Damaged: not a record, or the checksum is wrong.

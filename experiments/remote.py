@@ -1,7 +1,7 @@
 """Paths in object storage, for the command line: errors are `UserError`s.
 
 A run reads its inputs from object storage through local copies (`local`); see
-`mupax.experiments.run.mirror` for what it writes.
+`mupax.experiments.run.bucket` for what it writes.
 """
 
 import contextlib

@@ -16,6 +16,7 @@ import rich.console
 from ml_collections import ConfigDict
 
 from mupax import optim
+from mupax.zoo.addresses import public
 
 from . import io, report
 from .errors import Diverged, UserError
@@ -144,7 +145,8 @@ def dry_run(config: ConfigDict, folder: str | pathlib.Path) -> None:
 
 def _below(directory: pathlib.Path, trained: TrainResult) -> str:
     """The path of the last checkpoint, which begins with the run directory."""
-    return str(directory / trained.checkpoint.relative_to(directory.absolute()))
+    path = directory / trained.checkpoint.relative_to(directory.absolute())
+    return str(public(str(path)))
 
 
 def _baseline(

@@ -83,7 +83,7 @@ def doors(tmp_path, monkeypatch):
         lambda *args, **_: asked.extend(args) or types.SimpleNamespace(failed=[]),
     )
     monkeypatch.setattr(
-        "mupax.experiments.run.mirror.opened",
+        "mupax.experiments.run.bucket.opened",
         lambda folder, **_: contextlib.nullcontext(pathlib.Path(folder)),
     )
     monkeypatch.setattr(

@@ -183,13 +183,12 @@ def test_a_clock_that_jumps_backwards_does_not_matter(tmp_path, monkeypatch, who
 def test_a_finished_run_whose_log_is_lost_still_gives_its_result(
     tmp_path, whole, damage
 ):
-    """The checkpoint remembers the last steps and the last evaluation."""
+    """The weights are tested again."""
     folder, expected, digest = whole
     run = shutil.copytree(folder, tmp_path / "run")
     damage(run / "metrics.jsonl")
     result, found = train(run)
     assert found == digest
-    assert result.train_loss == expected.train_loss
     assert result.test_accuracy == expected.test_accuracy
 
 
@@ -225,7 +224,6 @@ def check_run(folder: pathlib.Path, seed: int, whole, warned) -> str:
     _, expected, wanted = whole
     assert len(warned()) > told, (path, kind)
     assert digest == wanted, (path, kind)
-    assert result.train_loss == expected.train_loss, (path, kind)
     assert set(result.curve) <= set(expected.curve), (path, kind)
     assert set(result.evals) <= set(expected.evals), (path, kind)
     return "named"
@@ -313,7 +311,7 @@ def check_checkpoint(folder: pathlib.Path, seed: int, saved: pathlib.Path) -> st
     for name, leaf in found.state.items():
         assert (np.asarray(leaf) == np.asarray(wanted[name])).all(), (path, kind)
     assert found.progress == {"examples": {"next": found.step}}, (path, kind)
-    return "right" if found.step == 2 else "recovered"
+    return "right" if found.step == 2 else "older"
 
 
 def test_mutated_checkpoints(tmp_path, saved):
@@ -325,7 +323,7 @@ def test_150_mutated_checkpoints(tmp_path, saved):
     counts = mutations.many(
         check_checkpoint, tmp_path, range(mutations.FIRST, mutations.FIRST + 150), saved
     )
-    assert counts["recovered"] > 10
+    assert counts["refused"] > 10
 
 
 # ----- summary.json, which `mupax train --config.transfer_from` reads.

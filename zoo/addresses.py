@@ -1,6 +1,8 @@
-"""Addresses without the secrets that they may contain."""
+"""Addresses as everybody may see them: without secrets, and not as local copies."""
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 # An address ends at a space or quote. Punctuation before that belongs to the sentence.
@@ -11,13 +13,38 @@ _ADDRESS = re.compile(
     re.IGNORECASE,
 )
 _HOST = re.compile(r"([^/?#@:]*|\[[^]]*\])(:\d+)?(?=[/?#]|$)")
+_copies: dict[str, str] = {}  # addresses by the directories of their local copies
+
+
+@contextlib.contextmanager
+def copied(address: str, folder: str) -> Iterator[None]:
+    """Name an address in place of its local copy, in `public` and `named`.
+
+    Examples:
+      >>> with copied("s3://bucket/run", "/cache/1f/run"):
+      ...     public("wrote /cache/1f/run/report.html")
+      'wrote s3://bucket/run/report.html'
+    """
+    _copies[folder] = address
+    try:
+        yield
+    finally:
+        _copies.pop(folder, None)
+
+
+def named(text: str) -> str:
+    """Replace the directories of local copies by their addresses."""
+    for folder, address in list(_copies.items()):
+        text = text.replace(folder, address)
+    return text
 
 
 def public(value: Any) -> Any:
     """Drop user, password and query from each address in a text.
 
-    These may be secrets, e.g. the signature of a signed address. Dictionaries, lists
-    and tuples are copied with their texts replaced; other values are returned as is.
+    These may be secrets, e.g. the signature of a signed address. Local copies are named
+    by their addresses. Dictionaries, lists and tuples are copied with their texts
+    replaced; other values are returned as is.
 
     Examples:
       >>> public("text:https://me:secret@host/a.txt?X-Amz-Signature=1f")
@@ -28,6 +55,7 @@ def public(value: Any) -> Any:
       's3://bucket/resnet@v2, or user@host'
     """
     if isinstance(value, str):
+        value = named(value)
         # Quick, as most texts have none.
         return _ADDRESS.sub(_without_secrets, value) if ":/" in value else value
     if isinstance(value, dict):

@@ -20,10 +20,10 @@ FLAGS = (
 def run(given: Parsed) -> int:
     """Run the coordinate check of a training config; returns 1 if it is wrong."""
     from .. import coord_check
-    from ..run import mirror
+    from ..run import bucket
 
     rate = given.flags.pop("rate")
-    with mirror.opened(given.workdir) as folder:
+    with bucket.opened(given.workdir) as folder:
         result = coord_check.run(
             given.config, folder, learning_rate=rate, **given.flags
         )

@@ -12,12 +12,12 @@ FLAGS = (
 
 def run(given: Parsed) -> None:
     """Evaluate a checkpoint and print the result."""
-    from ..run import commands, mirror
+    from ..run import bucket, commands
 
     shared = given.flags["distributed"]
     with (
         processes.joined(given),
-        mirror.opened(given.workdir, writes=False, shared=shared) as folder,
+        bucket.opened(given.workdir, writes=False, shared=shared) as folder,
     ):
         commands.evaluate(given.config, folder, given.flags["checkpoint"])
 

@@ -17,10 +17,10 @@ FLAGS = (
 
 def run(given: Parsed) -> None:
     """Search hyperparameters on the base, and write the best of them."""
-    from ..run import mirror
+    from ..run import bucket
     from ..sweep import search
 
-    with mirror.opened(given.workdir) as folder:
+    with bucket.opened(given.workdir) as folder:
         search.run(given.config, folder, **given.flags)
 
 

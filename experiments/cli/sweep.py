@@ -26,14 +26,14 @@ FLAGS = (
 
 def run(given: Parsed) -> None:
     """Train the runs of the grid, and print the verdicts."""
-    from ..run import mirror
+    from ..run import bucket
     from ..sweep import main
 
     command = ["mupax", *given.argv]
     if given.flags["dry_run"]:
         main.run(given.config, given.workdir, command, **given.flags)
         return
-    with mirror.opened(given.workdir) as folder:
+    with bucket.opened(given.workdir) as folder:
         main.run(given.config, folder, command, **given.flags)
 
 

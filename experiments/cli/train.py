@@ -12,17 +12,15 @@ FLAGS = (
 
 def run(given: Parsed) -> None:
     """Train, alone or with other processes."""
-    from .. import remote
-    from ..run import commands, mirror
+    from ..run import bucket, commands
 
     config, workdir, command = given.config, given.workdir, ["mupax", *given.argv]
     with processes.joined(given):
         if given.flags["dry_run"]:
             commands.run(config, workdir, command=command, dry_run=True)
             return
-        with mirror.opened(workdir, shared=given.flags["distributed"]) as folder:
-            separate = remote.is_remote(workdir)
-            commands.run(config, folder, command=command, separate=separate)
+        with bucket.opened(workdir, shared=given.flags["distributed"]) as folder:
+            commands.run(config, folder, command=command)
 
 
 COMMAND = Command(

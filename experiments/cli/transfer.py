@@ -8,12 +8,12 @@ from .sweep import DRY_RUN
 def run(given: Parsed) -> None:
     """Sweep, train the target, write the report."""
     from .. import transfer
-    from ..run import mirror
+    from ..run import bucket
 
     if given.flags["dry_run"]:
         transfer.dry_run(given.config, given.workdir)
         return
-    with mirror.opened(given.workdir) as folder:
+    with bucket.opened(given.workdir) as folder:
         transfer.run(given.config, folder, command=["mupax", *given.argv])
 
 

@@ -3,12 +3,10 @@
 import contextlib
 import errno
 import functools
-import json
 import logging
 import math
 import os
 import pathlib
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,16 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import logging as absl_logging
 from flax import nnx
 from jaxtyping import Array, UInt32
 
 from .. import io
 from ..errors import UserError, reason
 from . import processes
-from .collectives import as_key, is_key, of_all, told
+from .collectives import as_key, is_key, told
 
-_UNREADABLE = "unreadable"
 # The leaves of a tree by names such as "params.kernel".
 _named = functools.partial(ocp.tree.to_flat_dict, sep=".")
 _TOGETHER = ocp.options.MultiprocessingOptions()
@@ -90,15 +86,13 @@ class Checkpoints:
           UserError: this checkpoint, or the one before, could not be written.
         """
         # Orbax detects truncated files, but not flipped bits in arrays.
-        sums = _sums(state)
-        named = _named_sums(sums, state)
-        sealed = {"progress": progress, "checksums": sums, "named": named}
+        content = io.seal({"progress": progress, "checksums": _sums(state)})
         with self._writing():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    progress=ocp.args.JsonSave(sealed | {"seal": _seal(sealed)}),
+                    progress=ocp.args.JsonSave(content),
                 ),
                 # Orbax warns if there are no metrics.
                 metrics=io.seal({"score": math.inf if score is None else score}),
@@ -145,63 +139,35 @@ class Checkpoints:
             ) from error
 
     def restore(self, like: Any) -> Restored | None:
-        """The newest readable checkpoint, or None if there are no checkpoints.
-
-        Newer checkpoints that cannot be read are moved to another directory, with a
-        warning.
+        """The newest checkpoint, or None if there are no checkpoints.
 
         Args:
           like: arrays or `jax.ShapeDtypeStruct`s: shapes and shardings of the state.
             NumPy arrays for NumPy arrays.
 
         Raises:
-          UserError: there are checkpoints, and none can be read; or processes read
-            different checkpoints. They are unchanged.
+          UserError: it cannot be read. Its files are unchanged.
         """
-        bad: list[int] = []
-        steps = list(self._manager.all_steps())
+        step = self._manager.latest_step()
         if not self._alone:
-            steps = told(steps)
-            for step in steps:  # a network disk may hide some from other processes
+            step = told(step)
+        if step is None:
+            return None
+        try:
+            if not self._alone:  # a network disk may hide it from other processes
                 io.appears(self.path(step))
-        for step in sorted(steps, reverse=True):
-            try:
-                state, progress = self._read(step, like)
-            # A damaged file can raise anything, from TensorStore, msgpack or json.
-            except Exception as error:
-                absl_logging.warning(
-                    "The checkpoint of step %d in %s cannot be read (%s).",
-                    step,
-                    self._manager.directory,
-                    reason(error),
-                )
-                bad.append(step)
-                continue
-            self._check_same(step)
-            self._set_aside(bad, step)
-            return Restored(step, state, progress)
-        if bad:
+            return Restored(step, *self._read(step, like))
+        # A damaged file can raise anything, from TensorStore, msgpack or json.
+        except Exception as error:
             raise UserError(
-                f"None of the checkpoints in {self._manager.directory} (steps "
-                f"{', '.join(map(str, sorted(bad)))}) can be read; the model or the "
-                "optimizer may have changed, or the files are damaged. Use another "
-                "workdir, or remove this one to start again."
-            )
-        return None
+                f"the checkpoint {self.path(step)} cannot be read ({reason(error)}); "
+                "the model or the optimizer may have changed, or the files are "
+                "damaged. Use another workdir, or remove this checkpoint to resume "
+                "from the one before"
+            ) from error
 
     def path(self, step: int) -> pathlib.Path:
         return pathlib.Path(self._manager.directory) / str(step)
-
-    def _check_same(self, step: int) -> None:
-        """Raise UserError if another process restored another step."""
-        steps = {step} if self._alone else set(of_all(step))
-        if len(steps) > 1:
-            raise UserError(
-                f"the processes read different checkpoints in "
-                f"{self._manager.directory} (steps {', '.join(map(str, sorted(steps)))}"
-                "): not all of them can read the newest; check the shared disk and run "
-                "the same command again, or remove that checkpoint first"
-            )
 
     def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         abstract = _abstract(like)
@@ -214,27 +180,9 @@ class Checkpoints:
             ),
         )
         state = _with_keys(content["state"], like)
-        sealed = _unsealed(content["progress"])
-        if _sums(state) != sealed["checksums"]:
-            raise ValueError("its arrays were altered")
-        return state, sealed["progress"]
-
-    def _set_aside(self, bad: list[int], used: int) -> None:
-        # The run will save checkpoints of the same steps.
-        for step in bad:
-            if jax.process_index() == 0:
-                aside = self.path(step).parent.with_name(_UNREADABLE)
-                aside.mkdir(exist_ok=True)
-                taken = len(list(aside.iterdir()))
-                self.path(step).rename(aside / f"{step}-{taken}")
-            absl_logging.warning(
-                "Resuming from step %d; the checkpoint of step %d is now in %s/.",
-                used,
-                step,
-                _UNREADABLE,
-            )
-        if bad:
-            self._manager.reload()
+        content = io.unseal(content["progress"], required=True)
+        _check_sums(state, content)
+        return state, content["progress"]
 
 
 @contextlib.contextmanager
@@ -275,8 +223,14 @@ def open_checkpoints(
     )
     if alone:
         folder.mkdir(parents=True, exist_ok=True)
-    _mend(folder.absolute())
-    manager = _Manager(folder.absolute(), options=options)
+    try:
+        manager = _Manager(folder.absolute(), options=options)
+        manager.best_step()  # reads the scores
+    except Exception as error:  # as in `Checkpoints.restore`
+        raise UserError(
+            f"the checkpoints in {folder} cannot be read ({reason(error)}); remove the "
+            "damaged one to resume from another"
+        ) from error
     checkpoints = Checkpoints(manager, alone)
     try:
         yield checkpoints
@@ -326,45 +280,7 @@ logging.getLogger("absl").addFilter(_is_news)
 
 
 def _score(metrics: Any) -> float:
-    """The score of a checkpoint; infinite if it is damaged or missing."""
-    try:
-        return float(io.unseal(metrics)["score"])
-    except (io.Damaged, KeyError, TypeError, ValueError):
-        return math.inf
-
-
-def _mend(folder: pathlib.Path) -> None:
-    """Replace or remove damaged files that Orbax reads at start: scores and times."""
-    if jax.process_index() > 0:
-        return
-    steps = [path for path in folder.glob("*") if path.name.isdecimal()]
-    for path in [step / "metrics" / "metrics" for step in steps]:
-        try:
-            io.read_sealed(path)
-        except FileNotFoundError:  # removed by the run
-            continue
-        except io.Damaged as error:
-            absl_logging.warning(
-                "The score of checkpoint %s is damaged (%s) and is not compared.",
-                path.parents[1],
-                error,
-            )
-            io.write_durably(path, json.dumps(io.seal({"score": math.inf})))
-    for path in [step / "_CHECKPOINT_METADATA" for step in steps]:
-        try:
-            _check_times(io.read_sealed(path))
-        except FileNotFoundError:
-            continue
-        except io.Damaged as error:
-            absl_logging.warning("%s is damaged (%s) and is removed.", path, error)
-            path.unlink()
-
-
-def _check_times(metadata: dict[str, Any]) -> None:
-    for key in ("init_timestamp_nsecs", "commit_timestamp_nsecs"):
-        time = metadata.get(key)
-        if time is not None and not (isinstance(time, int) and 0 <= time < 2**62):
-            raise io.Damaged(f"{key} is {str(time)[:30]}")
+    return float(io.unseal(metrics, required=True)["score"])
 
 
 def load_weights(
@@ -421,12 +337,7 @@ def read_weights(
             )
         weights_and_rest = _with_keys(weights_and_rest, like)
         text = (checkpoint / "progress" / "metadata").read_bytes()
-        if "named" in (sealed := _unsealed(json.loads(text))):  # not in mupax 0.1
-            for name, value in _named_sums(
-                _sums(weights_and_rest), weights_and_rest
-            ).items():
-                if sealed["named"].get(name) != value:
-                    raise ValueError(f"its {name} was altered")
+        _check_sums(weights_and_rest, io.parse_sealed(text, required=True))
     except Exception as error:  # see Checkpoints.restore
         raise UserError(
             f"{checkpoint} does not hold weights of this model ({reason(error)}); give "
@@ -452,22 +363,6 @@ def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
             raise ValueError(f"its {name} has shape {actual}; expected {shape}")
 
 
-def _named_sums(sums: list[int], like: Any) -> dict[str, int]:
-    return _named(jax.tree.unflatten(jax.tree.structure(like), sums))
-
-
-def _seal(content: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-def _unsealed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content without its seal; raises ValueError if it was altered."""
-    content = dict(content)
-    if content.pop("seal") != _seal(content):
-        raise ValueError("its history was altered")
-    return content
-
-
 def _abstract(like: Any) -> Any:
     """Shapes, dtypes and shardings; NumPy arrays stay, so that Orbax returns such."""
 
@@ -487,17 +382,26 @@ def _with_keys(tree: Any, like: Any) -> Any:
     )
 
 
-def _sums(tree: Any) -> list[int]:
-    """`_checksums`, also of NumPy arrays."""
+def _check_sums(state: Any, content: dict[str, Any]) -> None:
+    """Compare arrays, or some of them, with the checksums of a checkpoint."""
+    for name, value in _sums(state).items():
+        if content["checksums"].get(name) != value:
+            raise ValueError(f"its {name} was altered")
+
+
+def _sums(tree: Any) -> dict[str, int]:
+    """`_checksums` by name, also of NumPy arrays."""
     leaves = jax.tree.leaves(tree)
-    if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
-        return jax.device_get(_checksums(tree)).tolist()
-    words = {1: np.uint8, 2: np.uint16}
-    parts = (
-        np.ascontiguousarray(leaf).view(words.get(leaf.dtype.itemsize, np.uint32))
-        for leaf in leaves
-    )
-    return [int(part.sum(dtype=np.uint32)) for part in parts]
+    if all(isinstance(leaf, np.ndarray) for leaf in leaves):
+        words = {1: np.uint8, 2: np.uint16}
+        parts = (
+            np.ascontiguousarray(leaf).view(words.get(leaf.dtype.itemsize, np.uint32))
+            for leaf in leaves
+        )
+        sums = [int(part.sum(dtype=np.uint32)) for part in parts]
+    else:
+        sums = jax.device_get(_checksums(tree)).tolist()
+    return _named(jax.tree.unflatten(jax.tree.structure(tree), sums))
 
 
 @jax.jit

@@ -1,6 +1,5 @@
 """What the processes of a run tell and send each other. All of them call these."""
 
-import contextlib
 import functools
 import itertools
 import json
@@ -49,19 +48,10 @@ def told(value: Any) -> Any:
     return json.loads(sent(np.resize(text, size)).tobytes())
 
 
-def of_all(value: int) -> list[int]:
-    """The values of all processes."""
-    return np.atleast_1d(multihost_utils.process_allgather(np.int32(value))).tolist()
-
-
-def blind(folder: pathlib.Path, *, within: float | None = None) -> list[int]:
+def blind(folder: pathlib.Path) -> list[int]:
     """The processes that do not see a file that process 0 writes in a directory.
 
     A directory of the same name on another disk, e.g. of an earlier run, is detected.
-
-    Args:
-      folder: the directory.
-      within: seconds until it is seen; by default `io.APPEARS_WITHIN`.
     """
     if jax.process_count() == 1:
         return []
@@ -69,18 +59,13 @@ def blind(folder: pathlib.Path, *, within: float | None = None) -> list[int]:
     first = jax.process_index() == 0
     try:
         if first:
-            with contextlib.suppress(OSError):  # a directory that cannot be written
-                sign.touch()
+            sign.touch()
         meet()
-        seen = multihost_utils.process_allgather(np.bool_(io.appears(sign, within)))
+        seen = multihost_utils.process_allgather(np.bool_(io.appears(sign)))
         return np.flatnonzero(~np.asarray(seen)).tolist()
     finally:
         if first:
-            with contextlib.suppress(OSError):
-                sign.unlink(missing_ok=True)
-
-
-# ----- Arrays.
+            sign.unlink(missing_ok=True)
 
 
 def is_key(leaf: Any) -> bool:

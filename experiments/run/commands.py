@@ -22,7 +22,7 @@ from mupax.zoo.weights import saving
 from .. import data as datasets
 from .. import progress
 from ..errors import UserError, visible
-from . import collectives, workdir
+from . import bucket, collectives, workdir
 from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
 from .config import parse, plain
@@ -39,11 +39,10 @@ def run(
     *,
     command: list[str],
     dry_run: bool = False,
-    separate: bool = False,
 ) -> TrainResult | None:
     """Train a run in a directory, or resume it. `dry_run` only prints its description.
 
-    `command` is for the model card. For `separate` and the errors, see
+    `command` is for the model card. For the errors, see
     `mupax.experiments.run.loop.train`.
     """
     first = jax.process_index() == 0
@@ -58,7 +57,7 @@ def run(
     if dry_run:
         return None
     model = directory / "model"
-    return train_in(prepared, directory, model, command, console, separate=separate)
+    return train_in(prepared, directory, model, command, console)
 
 
 def train_here(
@@ -106,12 +105,10 @@ def train_in(
     model: pathlib.Path,
     command: list[str],
     console: rich.console.Console,
-    *,
-    separate: bool = False,
 ) -> TrainResult:
     """Train a prepared run in a directory, and save the model in the directory `model`.
 
-    For `command` and `separate`, see `run`.
+    For `command`, see `run`.
     """
     prepared.check_memory()
     config, dataset = prepared.config, prepared.dataset
@@ -133,7 +130,6 @@ def train_in(
                 mlflow=config.mlflow,
             ),
             learning_rate=config.learning_rates,
-            separate=separate,
         )
     console.print(
         f"{dataset.name}: {_scores(result.test_loss, result.test_accuracy)}; "
@@ -193,7 +189,7 @@ def evaluate(
     if collectives.told((directory / "model").exists()):
         _check_saved(directory / "model")
     step = collectives.told(_find_checkpoint(directory, checkpoint) if first else None)
-    shared = not collectives.blind(directory, within=2.0)
+    shared = jax.process_count() == 1 or not bucket.is_copy(directory)
     prepared.check()
     program = prepared.program
     like = (program.abstract["params"], program.abstract["rest"])

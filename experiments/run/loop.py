@@ -20,7 +20,7 @@ from mupax import zoo
 from ..checks import whole
 from ..data import Dataset, Prefetched
 from ..errors import Diverged, Stopped, UserError
-from . import collectives
+from . import bucket, collectives
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
@@ -97,10 +97,8 @@ class _Progress:
     """The part of a checkpoint that is neither arrays nor the order of examples."""
 
     losses: list[float] = dataclasses.field(default_factory=list)  # since the last log
-    examples: int = 0  # unused; in checkpoints of mupax 0.1
     seconds: float = 0.0
     lines: int | None = None  # in the log so far
-    recent: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 # A step, its loss and norms, and the sums of an evaluation after it; all on the device.
@@ -119,7 +117,6 @@ def train(
     settings: dict[str, Any] | None = None,
     sinks: Callable[[], tuple[Sink, ...]] = tuple,
     learning_rate: optax.Schedule | None = None,
-    separate: bool = False,
 ) -> tuple[TrainResult, State]:
     """Train a model, or resume from the last checkpoint in `workdir`.
 
@@ -139,8 +136,6 @@ def train(
         are the same.
       sinks: opens the sinks of the records, after the workdir was claimed.
       learning_rate: for the log.
-      separate: if other processes do not see the workdir of process 0, it reads and
-        writes for all. False for an error.
 
     Returns:
       The result, and the state on the mesh.
@@ -160,7 +155,7 @@ def train(
     claimed |= {"settings": settings or {}, "dataset": dataset.name}
     if jax.process_index() == 0:
         claimed["contents"] = dataset.fingerprint
-    with _claimed(workdir, claimed, separate) as shared, stop_requests() as stop_now:
+    with _claimed(workdir, claimed) as shared, stop_requests() as stop_now:
         # ----- State: initialized on the mesh, or copied to it.
         if create is None:
             state = program.start_on_mesh(model)
@@ -190,11 +185,10 @@ def train(
                 logging.info("Resuming from step %d in %s.", done, workdir)
             first = jax.process_index() == 0
             if first:
-                known, lines = progress.recent, progress.lines
-                records = Records(workdir, done, sinks(), known=known, count=lines)
+                records = Records(workdir, done, sinks(), count=progress.lines)
             known = collectives.told(records.lines if first else None)
             if not first:
-                records = Records(workdir, done, writes=False, known=known)
+                records = Records(workdir, done, known=known)
             if resumed_from and on_step and (curve := curve_of(records.lines)):
                 on_step(resumed_from, curve[-1][1], {})
             loop = _Loop(
@@ -275,7 +269,7 @@ class _Loop:
         curve, evals = curve_of(self.records.lines), evals_of(self.records.lines)
         last = [loss for step, loss in curve if step > self.options.steps - _AVERAGED]
         return TrainResult(
-            train_loss=float(np.mean(last or self.progress.losses)),
+            train_loss=float(np.mean(last or self.progress.losses or [math.nan])),
             test_loss=evals[-1][1],
             test_accuracy=evals[-1][2],
             curve=curve,
@@ -334,7 +328,6 @@ class _Loop:
     def _save(self, step: int, state: State, score: float | None) -> None:
         self.progress.seconds = time.perf_counter() - self.clock
         self.progress.lines = len(self.records.lines)
-        self.progress.recent = self.records.recent(_AVERAGED)
         self.records.sync()
         progress = {
             "examples": self.feed.get_state(),
@@ -370,24 +363,23 @@ class _Loop:
 
 
 @contextlib.contextmanager
-def _claimed(
-    workdir: pathlib.Path, settings: dict[str, Any], separate: bool
-) -> Iterator[bool]:
+def _claimed(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[bool]:
     """Claim the workdir in process 0; the other processes wait for it.
 
-    Yields whether all processes share it.
+    Yields whether all processes have it. In object storage, only process 0 has.
     """
+    alone = jax.process_count() == 1
     first = jax.process_index() == 0
     with workdirs.claim(workdir, settings) if first else contextlib.nullcontext():
-        within = 2.0 if separate else None  # sharing is faster, but not needed
-        blind = collectives.blind(workdir, within=within)
-        if blind and not separate:
+        collectives.meet()
+        is_copy = bucket.is_copy(workdir)
+        if not is_copy and (blind := collectives.blind(workdir)):
             raise UserError(
                 f"process {blind[0]} does not see the run directory of process 0 at "
                 f"{workdir}; give a --workdir that all machines share, or one in "
                 "object storage (gs://BUCKET/run or s3://BUCKET/run)"
             )
-        yield not blind
+        yield alone or not is_copy
 
 
 def check(options: LoopOptions, program: Program, dataset: Dataset) -> None:

@@ -1,10 +1,12 @@
-"""Join the other processes of a run, compare settings, and end together."""
+"""Join the other processes of a run, compare settings, and end together.
+
+JAX's coordination service, which process 0 runs, notices processes that are gone, and
+ends the others. Only the launcher starts them again.
+"""
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -19,13 +21,9 @@ from ..errors import Stopped, UserError, reason, short
 from .collectives import store
 from .workdir import differences
 
-# Keys in the store of JAX's coordination service, which process 0 runs.
-_SETTINGS, _VERDICT = "mupax/settings", "mupax/verdict"
-_ALIVE, _FAILED, _SEEN = "mupax/alive", "mupax/failed", "mupax/seen"
-
-_BEAT = 1.0  # seconds between two signs of life, for up to 100 processes
+# Keys in the store of JAX's coordination service.
+_SETTINGS, _VERDICT, _FAILED = "mupax/settings", "mupax/verdict", "mupax/failed"
 _GRACE = 15  # seconds by which JAX's own timeouts are longer
-_FAULT = 10  # seconds for which calls of the store may fail
 
 
 class Disagreement(UserError):
@@ -44,8 +42,8 @@ def joined(
 ) -> Iterator[None]:
     """Join the other processes of a run, and leave them at the end of the context.
 
-    If a process fails, all processes end. If a process is killed, the others end at the
-    next collective, or after `timeout` seconds without a sign of life.
+    If a process fails, all processes end with its message. If a process is killed, the
+    others end at the next collective, or JAX ends them `timeout` seconds later.
 
     Args:
       settings: JSON-ready settings that must be the same in all processes.
@@ -71,22 +69,19 @@ def joined(
         return
     _check(coordinator, processes, process, timeout)
     _initialize(coordinator, processes, process, timeout)
-    _explain_abort(f"another process is gone, as JAX says above; {_AGAIN}")
-    global _watch
-    watch = _watch = _Watch(timeout)
+    global _joined
+    _joined = True
     try:
-        _agree(settings | {"--processes": processes}, timeout)
-        yield
+        with _ending_with_others():
+            _agree(settings | {"--processes": processes}, timeout)
+            yield
     except (Disagreement, Stopped):
-        watch.stop()
         jax.distributed.shutdown()
         raise
     except BaseException as error:
-        watch.fail(error)  # does not return
-        raise
+        _fail(error)
     finally:
-        _watch = None
-    watch.stop()
+        _joined = False
     jax.distributed.shutdown()
 
 
@@ -110,15 +105,11 @@ def _check(coordinator: str, processes: int, process: int, timeout: int) -> None
 
 def _initialize(coordinator: str, processes: int, process: int, timeout: int) -> None:
     where = f" at {coordinator}" if coordinator else ""
+    # JAX would abort the process with a stack trace, a little later.
     sentence = (
         f"the other processes were not found{where} within {timeout} s; start all of "
         "them with the same --coordinator and --processes and each with its own "
         "--process, or give a longer --timeout"
-    )
-    # JAX would abort the process with a stack trace, a little later.
-    _explain_abort(
-        "the process on which --coordinator listens refuses this one, as JAX says "
-        "above; give all of them the same --processes, and each its own --process"
     )
     timer = threading.Timer(timeout, end, [sentence])
     timer.daemon = True
@@ -177,115 +168,44 @@ def _get(key: str, timeout: float) -> str:
         raise UserError(f"another process does not answer ({reason(error)})") from None
 
 
-def _failures() -> list[str]:
-    """Why a process failed first, if one did."""
-    return [text for _, text in store().key_value_dir_get(_FAILED)]
+@contextlib.contextmanager
+def _ending_with_others() -> Iterator[None]:
+    """End this process if another one fails, with its message."""
+    done, keys = threading.Event(), store()
 
+    def look() -> None:
+        while not done.is_set():
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # there is none yet
+                end(keys.blocking_key_value_get(_FAILED, 1000))
+            done.wait(0.1)  # where the store is gone, JAX says so
 
-class _Watch:
-    """Ends this process after another process failed or died.
-
-    A thread writes signs of life and reads those of the other processes.
-    """
-
-    def __init__(self, timeout: float):
-        self._timeout = timeout
-        self._index, self._count = jax.process_index(), jax.process_count()
-        self._beat = min(_BEAT * (1 + self._count // 100), timeout / 4)
-        self._done = threading.Event()
-        self._heard: dict[str, tuple[str, float]] = {}
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread, before the processes part."""
-        self._done.set()
-        self._thread.join()
-
-    def tell(self, error: BaseException) -> None:
-        """Tell the other processes why this process fails."""
-        # The store may be gone, or another process may have failed first.
-        with contextlib.suppress(Exception):
-            text = f"process {self._index} failed: {_sentence(error)}"
-            store().key_value_set(f"{_FAILED}/first", text)
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the other processes why this process fails, and end it."""
-        self.stop()
-        # A collective fails after another process, which told why.
-        told = []
-        if _of_collective(error):
-            with contextlib.suppress(Exception):  # the store ends with process 0
-                told = _failures()
-        self.tell(error)
-        expected = isinstance(error, UserError | OSError | KeyboardInterrupt)
-        if not expected and not _of_collective(error):  # a bug
-            sys.excepthook(type(error), error, error.__traceback__)
-        sentence = told[0] if told else _sentence(error)
-        self._leave(sentence, 130 if isinstance(error, KeyboardInterrupt) else 2)
-
-    def _leave(self, sentence: str, status: int = 2) -> None:
-        with contextlib.suppress(Exception):
-            store().key_value_set(f"{_SEEN}/{self._index}", "", True)
-            # The store ends with process 0, after the others have read it.
-            until = time.monotonic() + 5 * self._beat
-            while self._index == 0 and time.monotonic() < until:
-                if len(store().key_value_dir_get(_SEEN)) == self._count:
-                    break
-                time.sleep(0.1)
-        end(sentence, status)
-
-    def _look(self) -> None:
-        keys, beats, answered = store(), 0, time.monotonic()
-        while not self._done.wait(self._beat):
-            try:
-                beats += 1
-                keys.key_value_set(f"{_ALIVE}/{self._index}", str(beats), True)
-                failed = _failures()
-                if self._index == 0 and not failed and (silent := self._silent()):
-                    # Another process may have been faster.
-                    with contextlib.suppress(jax.errors.JaxRuntimeError):
-                        keys.key_value_set(f"{_FAILED}/first", silent)
-                    failed = _failures()
-                answered = time.monotonic()
-            except Exception:
-                if self._done.is_set():
-                    return
-                if time.monotonic() - answered < min(_FAULT, self._timeout):
-                    continue
-                end(f"process 0 is gone; {_AGAIN}")
-            if failed:
-                self._leave(failed[0])
-
-    def _silent(self) -> str | None:
-        """A sentence about a process without signs of life, if any."""
-        now = time.monotonic()
-        beats = dict(store().key_value_dir_get(_ALIVE))
-        for index in range(1, self._count):
-            key = f"{_ALIVE}/{index}"
-            beat = beats.get(key, "")
-            before, since = self._heard.get(key, (None, now))
-            if beat != before:
-                self._heard[key] = beat, now
-            elif now - since > self._timeout:
-                return (
-                    f"process {index} has given no sign of life for "
-                    f"{self._timeout:.0f} s; {_AGAIN}"
-                )
-        return None
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def announce(error: BaseException) -> None:
-    """Tell the other processes about an error, before code that may wait for them.
-
-    The other processes end, and so does this process if it is still running.
-    """
-    if _watch is not None and not isinstance(error, Disagreement | Stopped):
-        _watch.tell(error)
+    """End all processes with an error, before code that may wait for the others."""
+    if _joined and not isinstance(error, Disagreement | Stopped):
+        _fail(error)
 
 
-_watch: _Watch | None = None
-_AGAIN = "run the same command in all processes to resume"
+def _fail(error: BaseException) -> None:
+    """Tell the other processes why this process fails, and end it."""
+    if _of_collective(error):
+        time.sleep(1)  # another process failed first, and perhaps told why
+    expected = isinstance(error, UserError | OSError | KeyboardInterrupt)
+    if not expected and not _of_collective(error):  # a bug
+        sys.excepthook(type(error), error, error.__traceback__)
+    with contextlib.suppress(Exception):  # another process was first
+        text = f"process {jax.process_index()} failed: {_sentence(error)}"
+        store().key_value_set(_FAILED, text)
+        time.sleep(3)  # the store ends with process 0, after the others have read it
+    end(_sentence(error), 130 if isinstance(error, KeyboardInterrupt) else 2)
 
 
 def _sentence(error: BaseException) -> str:
@@ -294,7 +214,8 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if _of_collective(error):
-        return f"another process is gone ({reason(error)}); {_AGAIN}"
+        again = "run the same command in all processes to resume"
+        return f"another process is gone ({reason(error)}); {again}"
     return f"{type(error).__name__}: {reason(error)}"
 
 
@@ -308,28 +229,13 @@ def _of_collective(error: BaseException) -> bool:
 
 def end(sentence: str, status: int = 2) -> None:
     """End the process immediately, whatever its threads wait for."""
-    print(f"mupax: {' '.join(public(sentence).split())}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(status)
+    # Exit handlers and threads would wait for processes that are gone.
+    with _ending:
+        print(
+            f"mupax: {' '.join(public(sentence).split())}", file=sys.stderr, flush=True
+        )
+        sys.stdout.flush()
+        os._exit(status)
 
 
-_abort: Any = None  # keeps the C callback alive
-
-
-def _explain_abort(sentence: str) -> None:
-    """Print `sentence` if JAX's C++ runtime aborts the process."""
-    if os.name != "posix":
-        return
-    global _abort
-    text = f"mupax: {sentence}\n".encode()
-
-    def explain(_: int) -> None:
-        os.write(2, text)
-        os._exit(2)
-
-    # Python's signal handlers run only between bytecodes.
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
-    install = ctypes.CDLL(None).signal
-    install.argtypes, install.restype = (ctypes.c_int, ctypes.c_void_p), None
-    install(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
-    _abort = handler
+_ending, _joined = threading.Lock(), False

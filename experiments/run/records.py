@@ -14,7 +14,6 @@ from .. import io
 from ..errors import UserError, reason
 
 NAME = "metrics.jsonl"
-ASIDE = "metrics.jsonl.damaged"
 
 
 class Sink(Protocol):
@@ -36,9 +35,8 @@ class Records:
       folder: the run directory.
       upto: step that the run resumes from; 0 for a fresh start.
       sinks: receive every line too.
-      writes: False to use the lines of `known` alone, and no file.
-      known: lines in the checkpoint. Those that the file lacks are restored.
       count: number of lines up to the checkpoint, if known.
+      known: the lines that another process has read. No file is written.
 
     Raises:
       UserError: the file cannot be read or written.
@@ -49,29 +47,22 @@ class Records:
         folder: pathlib.Path,
         upto: int,
         sinks: tuple[Sink, ...] = (),
-        writes: bool = True,
-        known: Sequence[dict[str, Any]] = (),
         count: int | None = None,
+        known: Sequence[dict[str, Any]] | None = None,
     ):
         self._path = folder / NAME
         self._sinks = sinks
         self._file: Any = None
-        if not writes:
+        if known is not None:
             self.lines = list(known)
             return
         with self._usable():
-            undamaged, damaged = _read(folder)
-            lines = {_place(line): line for line in undamaged if line["step"] <= upto}
-            lines = {_place(line): line for line in known} | lines
-            self.lines = [lines[place] for place in sorted(lines)]
-            if damaged:
-                _keep_aside(folder, damaged)
+            self.lines = [line for line in read(folder) if line["step"] <= upto]
             if count is not None and len(self.lines) < count:
-                lost = count - len(self.lines)
                 logging.warning(
                     "%s lacks %d of the %d lines up to step %d; training resumes.",
                     self._path,
-                    lost,
+                    count - len(self.lines),
                     count,
                     upto,
                 )
@@ -110,15 +101,6 @@ class Records:
             with contextlib.suppress(OSError):
                 close()
 
-    def recent(self, steps: int) -> list[dict[str, Any]]:
-        """The lines of the last `steps` steps, and the last line of each kind."""
-        last = self.lines[-1]["step"] if self.lines else 0
-        kept = {_place(r): r for r in self.lines if r["step"] > last - steps}
-        for kind in (False, True):
-            newest = [r for r in self.lines if ("test_loss" in r) is kind][-1:]
-            kept |= {_place(r): r for r in newest}
-        return [kept[place] for place in sorted(kept)]
-
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
         try:
@@ -149,62 +131,37 @@ def _sealed(line: dict[str, Any]) -> str:
     return json.dumps(io.seal(line)) + "\n"
 
 
-def _place(line: dict[str, Any]) -> tuple[int, bool]:
-    """Sort key of a line: by step, evaluations last."""
-    return line["step"], "test_loss" in line
-
-
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The undamaged lines of a run's records."""
-    return _read(folder)[0]
+    """The lines of a run's records; a damaged line is left out, with a warning.
 
-
-def _read(folder: pathlib.Path) -> tuple[list[dict[str, Any]], dict[int, bytes]]:
-    """The undamaged lines, and the damaged lines by line number from 1.
-
-    An incomplete last line, which a killed run leaves, is in neither.
+    An incomplete last line, which a killed run leaves, is left out too.
     """
     path = folder / NAME
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        content = path.read_bytes()
+        texts = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        return [], {}
-    texts = content.split(b"\n")
-    lines: list[dict[str, Any]] = []
-    damaged = {}
+        return []
+    lines: dict[tuple[int, bool], dict[str, Any]] = {}
     for number, text in enumerate(texts, 1):
-        if not text:
-            continue
         try:
-            line = io.parse_sealed(text, required=True)
-            if not _is_line(line):
-                raise io.Damaged("it is not a line of a log")
-        except io.Damaged:
-            if number < len(texts):  # an incomplete last line: the writer was killed
-                damaged[number] = text
-        else:
-            lines.append(line)
-    return lines, damaged
+            if text:
+                line = _parse(text)
+                lines[line["step"], "test_loss" in line] = line
+        except io.Damaged as error:
+            if number < len(texts):
+                logging.warning(
+                    "%s: line %d is damaged (%s) and is not used.", path, number, error
+                )
+    return [lines[place] for place in sorted(lines)]
 
 
-def _is_line(line: dict[str, Any]) -> bool:
-    """Whether a line has the keys of the curves."""
+def _parse(text: bytes) -> dict[str, Any]:
+    """A line that has the keys of the curves; raises Damaged."""
+    line = io.parse_sealed(text, required=True)
     keys = ("test_loss", "test_accuracy") if "test_loss" in line else ("loss",)
     numbers = all(isinstance(line.get(key), int | float) for key in keys)
-    return numbers and isinstance(line.get("step"), int)
-
-
-def _keep_aside(folder: pathlib.Path, damaged: dict[int, bytes]) -> None:
-    """Warn of damaged lines, and move them to a file of their own."""
-    aside = folder / ASIDE
-    numbers = ", ".join(map(str, damaged))
-    logging.warning(
-        "%s: line %s is damaged and is not used; it is kept in %s.",
-        folder / NAME,
-        numbers,
-        ASIDE,
-    )
-    before = aside.read_bytes() if aside.exists() else b""
-    io.write_durably(aside, before + b"".join(t + b"\n" for t in damaged.values()))
+    if not (numbers and isinstance(line.get("step"), int)):
+        raise io.Damaged("it is not a line of a log")
+    return line

@@ -6,8 +6,6 @@ import pathlib
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from absl import logging
-
 from mupax.zoo.addresses import public
 from mupax.zoo.registry import (
     REGULARIZATION,
@@ -20,7 +18,6 @@ from .. import io
 from ..errors import UserError, reason, short
 
 _NAME = "experiment.json"
-_COPY = ".experiment.json.copy"
 _LOCK = ".lock"
 # Options of a model that change no prediction but by rounding, and keys of `data` that
 # decide how an input is read.
@@ -58,11 +55,11 @@ def claim(
             workdir.mkdir(parents=True, exist_ok=True)
             held.enter_context(io.locked(workdir / _LOCK, wait=False))
             # Again: another process may have claimed it since `check`.
-            if not _compared(workdir, settings, free):
-                if known := (_stored(workdir)[0] or {}).get("contents"):
-                    settings.setdefault("contents", known)
-                for name in (_NAME, _COPY):
-                    io.write_sealed(workdir / name, settings)
+            stored = _compared(workdir, settings, free)
+            if known := (stored or {}).get("contents"):
+                settings.setdefault("contents", known)
+            if stored != settings:
+                io.write_sealed(workdir / _NAME, settings)
         yield
 
 
@@ -81,47 +78,27 @@ def check(
                 pass
 
 
-def _stored(workdir: pathlib.Path) -> tuple[dict[str, Any] | None, bool]:
-    """The settings in a run directory, if any, and whether both copies are whole."""
-    first, why = _read(workdir / _NAME)
-    copy, _ = _read(workdir / _COPY)
-    if first is not None:
-        return first, copy is not None
-    if copy is not None:
-        logging.warning(
-            "%s/%s is damaged (%s); its copy is used.", workdir, _NAME, why or "missing"
-        )
-        return copy, False
-    # mupax 0.1 wrote one file, without a checksum.
-    if not (workdir / _COPY).exists():
-        first, why = _read(workdir / _NAME, required=False)
-        if first is not None or why is None:
-            return first, False
-    raise UserError(
-        f"{workdir / _NAME} is damaged ({why or 'missing'}), and the settings of this "
-        "run are unknown; choose another --workdir, or remove this one to start again"
-    )
-
-
-def _read(
-    path: pathlib.Path, *, required: bool = True
-) -> tuple[dict[str, Any] | None, str | None]:
-    """The settings; or None and a description of the damage (None: no such file)."""
+def _stored(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """The settings in a run directory, if any."""
     try:
-        return io.read_sealed(path, required=required), None
+        return io.read_sealed(workdir / _NAME, required=True)
     except (FileNotFoundError, NotADirectoryError):
-        return None, None
+        return None
     except (io.Damaged, OSError) as error:
-        return None, reason(error)
+        raise UserError(
+            f"{workdir / _NAME} is damaged ({reason(error)}), and the settings of this "
+            "run are unknown; choose another --workdir, or remove this one to start "
+            "again"
+        ) from None
 
 
 def _compared(
     workdir: pathlib.Path, settings: dict[str, Any] | None, free: Collection[str]
-) -> bool:
-    """Whether both copies hold these settings; raises UserError if other ones."""
+) -> dict[str, Any] | None:
+    """The stored settings, if any; raises UserError if they are other ones."""
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"{workdir} is a file; choose another --workdir")
-    stored, whole = _stored(workdir)
+    stored = _stored(workdir)
     if stored is None:
         # A run that was killed in `claim` leaves a temporary file.
         own = (f".{_NAME}.", _LOCK)
@@ -132,10 +109,10 @@ def _compared(
                 f"{workdir} holds files that do not belong to a mupax run; choose "
                 "another --workdir, or an empty one"
             )
-        return False
+        return None
     _check_kind(workdir, stored, settings)
     if settings is None:
-        return whole
+        return stored
     differ = [
         f"{key} ({short(first)}, here {short(second)})"
         for key, first, second in differences(stored, settings)
@@ -152,7 +129,7 @@ def _compared(
             f"the examples of {settings['dataset']} have changed since the run in "
             f"{workdir} began; choose another --workdir, or bring the old data back"
         )
-    return whole and stored == settings
+    return stored
 
 
 def _check_kind(
@@ -183,7 +160,7 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
       dataset: the one to evaluate on; another may be read in another way.
     """
     with _usable(workdir):
-        stored, _ = _stored(workdir)
+        stored = _stored(workdir)
     if stored is None or not stored.get("settings"):
         return
     reads = stored.get("dataset") == dataset

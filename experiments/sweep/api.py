@@ -32,7 +32,7 @@ from ..errors import UserError, nearest
 from ..io import write_durably
 from ..memory import check as check_memory
 from ..report import sentences
-from ..run import mirror
+from ..run import bucket
 from . import engine, executors, export, fingerprint, grids, optima
 from .engine import Limits as Limits
 from .own import OwnTask
@@ -509,7 +509,7 @@ def _opened(
         return
     if not isinstance(folder, str | os.PathLike):
         raise UserError(f"folder={folder!r} must be a path, or None")
-    with mirror.opened(os.fspath(folder)) as at:
+    with bucket.opened(os.fspath(folder)) as at:
         try:
             place = at.expanduser()
             place.mkdir(parents=True, exist_ok=True)

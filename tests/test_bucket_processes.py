@@ -11,12 +11,12 @@ import time
 import numpy as np
 import object_stores
 import pytest
-from test_mirror import TESTS, lines, start, weights
+from test_bucket import TESTS, lines, start, weights
 
 from mupax import zoo
-from mupax.experiments.run import mirror
+from mupax.experiments.run import bucket
 from mupax.experiments.run.checkpoints import load_weights
-from mupax.experiments.run.object_store import Objects, newest_commit
+from mupax.experiments.run.lease import Objects
 
 pytestmark = pytest.mark.long
 
@@ -75,7 +75,7 @@ def test_two_processes_of_one_machine_train_in_a_bucket(run, whole, tmp_path):
     """And process 0 writes the trained model, of which each holds a part."""
     at, cache = run("shared"), tmp_path / "cache"
     ended(pair((*TRAIN, f"--workdir={at}"), cache, cache), 0)
-    with mirror.opened(at, writes=False) as folder:
+    with bucket.opened(at, writes=False) as folder:
         assert lines(folder) == lines(whole)
         same_weights(folder, whole)
         model, saved = (zoo.load_pretrained(str(folder / "model")) for _ in range(2))
@@ -101,7 +101,7 @@ def test_two_machines_end_as_one_does_when_they_are_killed(run, whole, tmp_path)
         time.sleep(4)  # the lease of a killed process
     out = ended(pair(words, tmp_path / "last0", tmp_path / "last1"), 0)
     assert "all files are in" in out
-    with mirror.opened(at, writes=False) as folder:
+    with bucket.opened(at, writes=False) as folder:
         assert lines(folder) == lines(whole)
         same_weights(folder, whole)
 
@@ -118,7 +118,7 @@ def test_another_number_of_machines_resumes_and_evaluates(
         devices = " --xla_force_host_platform_device_count=2"
         alone.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + devices)
         ended([start([*TRAIN, f"--workdir={at}"], tmp_path / "c")], 0)
-    with mirror.opened(at, writes=False) as folder:
+    with bucket.opened(at, writes=False) as folder:
         for ours, theirs in zip(lines(folder), lines(whole), strict=True):
             assert ours == pytest.approx(theirs, rel=2e-3)
         loss = [x["test_loss"] for x in lines(folder) if "test_loss" in x][-1]
@@ -135,8 +135,10 @@ def wait_for_checkpoint(address: str, step: int, both: list[subprocess.Popen]) -
     objects = Objects(address)
     until = time.monotonic() + 900
     while time.monotonic() < until:
-        whole = newest_commit(objects).whole
-        steps = [int(p.name) for p in map(pathlib.Path, whole) if p.name != "model"]
+        names = (name.split("/") for name in objects.sizes("checkpoints"))
+        steps = [
+            int(step) for _, step, *last in names if last == ["_CHECKPOINT_METADATA"]
+        ]
         if max(steps, default=0) >= step:
             return
         if any(process.poll() is not None for process in both):
