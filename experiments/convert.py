@@ -19,8 +19,10 @@ from mupax.zoo.weights.pretrained import read_source
 
 from . import io, remote
 from .errors import UserError, import_extra, visible
+from .loading import find_model
 
 _FILES = (".safetensors", ".npz")
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def run(
@@ -43,10 +45,14 @@ def run(
         remote.check_free(out)
     elif pathlib.Path(out).exists():
         raise UserError(f"--out={out} exists already; choose another name")
-    given = source
-    if remote.is_remote(source):
-        source = str(remote.local(source))
-    to_file = pathlib.Path(out).suffix in _FILES
+    given, source = source, find_model(source)
+    suffix = pathlib.Path(out).suffix
+    to_file = suffix in _FILES
+    if suffix in _PICKLED:
+        raise UserError(
+            f"--out={out}: {suffix} files are not written; use a name that ends with "
+            f"{' or '.join(_FILES)}, or a directory"
+        )
     if layout and not to_file:
         raise UserError(
             f"--layout={layout} is for files, and --out={out} names a directory; use "

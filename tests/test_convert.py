@@ -3,6 +3,7 @@
 import json
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -165,6 +166,14 @@ def test_the_command_stands_alone(ours, tmp_path):
         np.testing.assert_array_equal(arrays[key], array)
 
 
+def test_a_run_and_a_model_of_the_package_are_sources(ours, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(ours, run / "model")
+    assert convert(f"--source={run}", f"--out={tmp_path}/vit.npz") == 0
+    assert convert("--source=resmlp_digits", f"--out={tmp_path}/digits") == 0
+    assert zoo.load_pretrained(tmp_path / "digits").plan["classes"].size == 10
+
+
 def test_one_library_s_file_becomes_another_s(tmp_path):
     source = write(tmp_path / "timm.safetensors", golden("vit_token")[0])
     out = tmp_path / "torchvision.safetensors"
@@ -298,6 +307,7 @@ def test_an_existing_output_stays(ours, tmp_path, capsys):
     [
         (["--out=x.npz", "--layout=tim"], "layout='tim' must be one of timm"),
         (["--out=x", "--layout=timm"], "for files"),
+        (["--out=x.pt"], ".pt files are not written"),
         (["--out=x.npz", "--model=resnet18"], "holds a 'vit', not a 'resnet18'"),
         (["--out=x.npz", "--model=vitt"], "nearest is 'vit'"),
         (["--out=x", "--option=width=48"], "has shape"),
@@ -330,7 +340,7 @@ def test_a_wrong_file_is_named_and_nothing_written(fault, tmp_path, capsys):
     if fault != "missing":
         write(source, weights)
     else:
-        said = "no file"
+        said = "there is no model"
     if fault == "truncated":
         source.write_bytes(source.read_bytes()[:-10])
     if fault == "pickle":

@@ -78,6 +78,11 @@ def test_help_of_every_command_names_each_of_its_flags(capsys, name):
     assert max(map(len, out.splitlines())) < 80
 
 
+def test_a_number_that_is_none_is_named(capsys):
+    said = refused(capsys, "coord-check", TOY, "--tolerance=x")
+    assert "--tolerance is 'x'; it must be a number" in said
+
+
 def test_a_command_with_a_slip_is_told_the_nearest(capsys):
     assert "did you mean 'coord-check'?" in refused(capsys, "coord_check")
 

@@ -105,10 +105,8 @@ def _run(name: str, argv: list[str]) -> int:
 
 def _refuse(sentence: str) -> int:
     # Whoever mistypes a word of thousands of letters need not read all of them.
-    words = (
-        w if len(w) < _LONG else f"{w[:100]}...{w[-20:]}" for w in sentence.split()
-    )
-    _say(" ".join(words))
+    words = public(sentence).split()
+    _say(" ".join(w if len(w) < _LONG else f"{w[:100]}...{w[-20:]}" for w in words))
     return 2
 
 

@@ -7,9 +7,9 @@ FLAGS = (
     Flag(
         "source",
         "",
-        "a directory that zoo.save wrote, a .safetensors or .npz file, or the id of a "
-        "repository on the Hugging Face hub (HF_TOKEN, HF_HUB_CACHE and "
-        "HF_HUB_OFFLINE=1 work as in the hub's own tools)",
+        "a run directory, a directory of zoo.save, a .safetensors or .npz file, a name "
+        "of zoo.list_pretrained(), or the id of a repository on the Hugging Face hub "
+        "(HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE=1 work as in the hub's own tools)",
         required="see mupax convert --help",
     ),
     Flag("revision", None, "branch, tag or commit of that repository"),

@@ -318,6 +318,8 @@ def _one_line(error: BaseException) -> str:
         text = text.strip().splitlines()[-1]  # after a traceback
     if found := re.match(r"flag --([^=]+)=(.*): invalid literal for int", text):
         return f"--{found[1]} is {found[2]!r}; it must be a whole number"
+    if found := re.match(r"flag --([^=]+)=(.*): could not convert string to", text):
+        return f"--{found[1]} is {found[2]!r}; it must be a number"
     if found := re.match(r"flag --([^=]+)=(.*): Failed to parse .* a ConfigDict", text):
         flag, value = found.groups()
         name = f"; --{flag}.name={value} sets its name" if value.isidentifier() else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import remote
-from ..errors import UserError, import_extra
+from ..errors import UserError, import_extra, reason
 from ..run.trackers import Finished
 from .results import Population
 
@@ -69,7 +69,8 @@ def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(
-            f"{path} cannot be read ({error}); name the run directory of a sweep"
+            f"{path} cannot be read ({reason(error)}); name the run directory of a "
+            "sweep"
         ) from None
     if not rows or not {"parametrization", "loss", "seed"} <= rows[0].keys():
         raise UserError(f"{path} is not a table of runs; `mupax sweep` writes one")

@@ -102,9 +102,7 @@ def load_pretrained(
     if source is None:
         if name in list_pretrained():
             _check_revision(revision, name)
-            # A directory on disk: the package is installed unzipped.
-            folder = importlib.resources.files("mupax.zoo") / _SHIPPED / str(name)
-            return saving.load(pathlib.Path(str(folder)), **overrides)
+            return saving.load(_shipped(str(name)), **overrides)
         is_path = pathlib.Path(name).exists() or hub.is_file_name(name)
         if not (is_path or hub.is_id(name) or remote.is_remote(name)):
             if "/" in str(name):
@@ -119,6 +117,11 @@ def load_pretrained(
     if loaded.assumed:
         logger.warning(loaded.assumed)
     return loaded.model
+
+
+def _shipped(name: str) -> pathlib.Path:
+    """The directory of a model that comes with the package, installed unzipped."""
+    return pathlib.Path(str(importlib.resources.files("mupax.zoo") / _SHIPPED / name))
 
 
 class Loaded(NamedTuple):
@@ -223,7 +226,8 @@ def read_source(
 
     Args:
       name: of the model; None to take it from the source.
-      source: a directory, a file, or the id of a repository.
+      source: a directory, a file, the id of a repository, or the name of a model that
+        comes with the package.
       hub_options: for a repository.
       **overrides: options of the model, and `rngs`.
 
@@ -239,6 +243,8 @@ def read_source(
     if not hub.is_id(source):
         _check_revision(hub_options.revision, source)
     path = _uploaded(source, hub_options) or pathlib.Path(source)
+    if source in list_pretrained() and not path.exists():
+        path = _shipped(str(source))
     _check_weights(path)
     if path.is_dir() and _is_ours(path):
         return Loaded(saving.load(path, expected=name, **overrides), [], "")
@@ -285,8 +291,7 @@ def read_data_config(
             return read_data_config(place)
     path = pathlib.Path(source)
     if source in list_pretrained() and not path.exists():
-        folder = importlib.resources.files("mupax.zoo") / _SHIPPED / str(source)
-        path = pathlib.Path(str(folder))
+        path = _shipped(str(source))
     if path.is_dir() and _is_ours(path):
         return saving.read_config(path)["data"]
     options = hub_options or hub.HubOptions()
