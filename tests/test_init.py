@@ -176,6 +176,18 @@ def test_few_outputs_are_no_reason_to_refuse_a_right_model(widths, outputs, tell
             optim.rescale_init(again, scales, base=base)
 
 
+def test_an_outlier_among_few_entries_is_no_reason_to_refuse():
+    """As Laplace entries have it in 1 of 700 pairs of such readouts."""
+
+    def model(width, size):
+        head = np.resize([size, -size], (width, 1)).astype(np.float32)
+        return {"in": np.ones((8, width), np.float32), "out": head}
+
+    base, target = model(4, 1.0), model(16, 0.1)
+    scales = optim.infer_scales(base, target, axes={".": "i -> o"})
+    optim.rescale_init(target, scales, base=base)
+
+
 def test_models_of_the_zoo_are_initialized_already():
     def build(width, seed=0):
         options = {"depth": 2, "base_width": 16, "base_depth": 2}
