@@ -17,7 +17,9 @@ from programs import (  # noqa: F401
     libraries,
     modules,
     plain,
+    sciences,
     sequences,
+    spellings,
     structured,
     transformers,
 )

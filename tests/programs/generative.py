@@ -34,7 +34,7 @@ def vq_vae_with_residual_convolutions(n):
     p = zeros(c=(3, 3, 3, n), pre=(n, 4), codes=(9, 4), post=(4, n), out=(3, 3, n, 3))
     p |= {"res": layers(2, a=(3, 3, n, n), b=(1, 1, n, n))}
     spec = ("NHWC", "HWIO", "NHWC")
-    conv = lambda x, k, s=1: jax.lax.conv_general_dilated(x, k, (s, s), "SAME", dimension_numbers=spec)  # noqa: E731  # fmt: skip
+    conv = lambda x, k, s=1: jax.lax.conv_general_dilated(x, k, (s, s), "SAME", dimension_numbers=spec)  # fmt: skip
 
     def call(p, x):
         x = conv(x, p["c"], 2)

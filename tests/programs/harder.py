@@ -247,7 +247,7 @@ def two_stacks_of_layers(n, L):
     }
 
     def call(p, x):
-        step = lambda x, w: (x + jax.nn.relu(x) @ w, None)  # noqa: E731
+        step = lambda x, w: (x + jax.nn.relu(x) @ w, None)
         x, _ = jax.lax.scan(step, x @ p["in"], p["first"]["w"])
         x, _ = jax.lax.scan(step, x, p["rest"]["w"])
         return x @ p["out"]
@@ -435,7 +435,7 @@ def sums_of_a_fixed_number_of_terms_in_each_block(n, L):
     def call(p, x):
         x = x @ p["in"]
         for w in p["b"]:
-            f = lambda x, w=w: jnp.tanh(x @ w["a"]) @ w["b"]  # noqa: E731
+            f = lambda x, w=w: jnp.tanh(x @ w["a"]) @ w["b"]
             k1 = f(x)
             x = x + (k1 + f(norm(x)) + jnp.tanh(x) @ w["c"]) / 3
         return x @ p["out"]
@@ -452,7 +452,7 @@ def sum_over_time_in_a_scan(n, L):
         x = x @ p["in"] + p["pos"]
         for w in p["b"]:
             x = x + jnp.tanh(x) @ w
-        add = lambda total, x: (total + jnp.tanh(x @ p["u"]), None)  # noqa: E731
+        add = lambda total, x: (total + jnp.tanh(x @ p["u"]), None)
         total, _ = jax.lax.scan(add, jnp.zeros((2, n)), x.swapaxes(0, 1))
         return total @ p["out"]
 

@@ -302,7 +302,7 @@ def root_of_the_head_size_that_does_not_grow_in_the_base(n):
 
 @program({r"(image|text)/in": "I", r"(image|text)/\d/u": "Hb", r"(image|text)/\d/d": "He", r"(image|text)/n": "V", r"(image|text)/p": "O", "t|b": "F"}, deep=True)  # fmt: skip
 def sigmoid_contrastive_of_two_deep_towers(n, L):
-    tower = lambda size: {"in": jnp.zeros((size, n)), "n": jnp.zeros(n), "p": jnp.zeros((n, 8))} | {str(i): zeros(u=(n, n), d=(n, n)) for i in range(L)}  # noqa: E731  # fmt: skip
+    tower = lambda size: {"in": jnp.zeros((size, n)), "n": jnp.zeros(n), "p": jnp.zeros((n, 8))} | {str(i): zeros(u=(n, n), d=(n, n)) for i in range(L)}  # fmt: skip
     p = {"image": tower(12), "text": tower(7), **zeros(t=(), b=())}
 
     def run(w, x):

@@ -80,7 +80,7 @@ def nnx_vit(n, L):
 def nnx_resnet_of_one_stage(n, L):
     class Residual(nnx.Module):
         def __init__(self, rngs):
-            conv = lambda: nnx.Conv(n, n, (3, 3), use_bias=False, rngs=rngs)  # noqa: E731
+            conv = lambda: nnx.Conv(n, n, (3, 3), use_bias=False, rngs=rngs)
             self.conv1, self.conv2 = conv(), conv()
             self.norm1, self.norm2 = (nnx.BatchNorm(n, rngs=rngs) for _ in range(2))
 
@@ -179,7 +179,7 @@ def equinox_attention(n, L):
                 x = block(x)
             return jax.vmap(self.out)(x)
 
-    call = lambda model, x: jax.vmap(model)(x)  # noqa: E731
+    call = lambda model, x: jax.vmap(model)(x)
     return Model(), S, call
 
 

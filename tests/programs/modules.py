@@ -342,10 +342,10 @@ def equinox_gru_in_a_scan(n):
         out: eqx.nn.Linear
 
         def __call__(self, x):
-            step = lambda h, x: (self.cell(x, h), None)  # noqa: E731
+            step = lambda h, x: (self.cell(x, h), None)
             return self.out(jax.lax.scan(step, jnp.zeros(n), x)[0])
 
-    make = lambda: Model(eqx.nn.GRUCell(5, n, key=KEY), eqx.nn.Linear(n, 3, key=KEY))  # noqa: E731
+    make = lambda: Model(eqx.nn.GRUCell(5, n, key=KEY), eqx.nn.Linear(n, 3, key=KEY))
     return make, (floats(6, 5),)
 
 
@@ -388,7 +388,7 @@ def equinox_blocks_stacked_by_filter_vmap(n, L):
         def __call__(self, tokens):
             x = jax.vmap(self.embed)(tokens) + self.position
             arrays, static = eqx.partition(self.blocks, eqx.is_array)
-            step = lambda x, b: (eqx.combine(b, static)(x), None)  # noqa: E731
+            step = lambda x, b: (eqx.combine(b, static)(x), None)
             x, _ = jax.lax.scan(step, x, arrays)
             return jax.vmap(lambda x: self.head(self.norm(x)))(x)
 
@@ -404,7 +404,7 @@ def equinox_shared_embedding_and_readout(n):
         def __call__(self, x):
             return self.embed.weight @ self.h(jnp.tanh(self.embed(x)))
 
-    make = lambda: Model(eqx.nn.Embedding(7, n, key=KEY), eqx.nn.Linear(n, n, key=KEY))  # noqa: E731
+    make = lambda: Model(eqx.nn.Embedding(7, n, key=KEY), eqx.nn.Linear(n, n, key=KEY))
     return make, (tokens(),)
 
 
@@ -512,3 +512,206 @@ def haiku_vector_quantizer(n):
         return hk.Linear(3, name="out")(jax.nn.relu(hk.Linear(n, name="dec")(z)))
 
     return hk.transform(forward), X
+
+
+@program(
+    {
+        r"blocks/(up|gate)/kernel": "Hb",
+        r"blocks/down/kernel": "He",
+        r"blocks/norm/scale": "Vb",
+        r"blocks/att/(query|key|value)/kernel": "Hb",
+        r"blocks/att/(query|key|value)/bias": "Vb",
+        "blocks/att/out/kernel": "He",
+        "blocks/att/out/bias": "Ve",
+        "embed/embedding": "I",
+        "head/kernel": "O",
+        "head/bias": "F",
+        "norm/scale": "V",
+    },
+    deep=True,
+)
+def nnx_vmapped_blocks_and_nnx_scan(n, L):
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.RMSNorm(n, rngs=rngs)
+            self.att = nnx.MultiHeadAttention(n // 4, n, decode=False, rngs=rngs)
+            self.gate = nnx.Linear(n, 2 * n, use_bias=False, rngs=rngs)
+            self.up = nnx.Linear(n, 2 * n, use_bias=False, rngs=rngs)
+            self.down = nnx.Linear(2 * n, n, use_bias=False, rngs=rngs)
+
+        def __call__(self, x):
+            x = x + self.att(self.norm(x))
+            return x + self.down(nnx.silu(self.gate(x)) * self.up(x))
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(7, n, rngs=rngs)
+
+            @nnx.split_rngs(splits=L)
+            @nnx.vmap(in_axes=0, out_axes=0)
+            def make(rngs):
+                return Block(rngs)
+
+            self.blocks = make(rngs)
+            self.norm = nnx.RMSNorm(n, rngs=rngs)
+            self.head = nnx.Linear(n, 7, rngs=rngs)
+
+        def __call__(self, x):
+            @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+            def forward(x, block):
+                return block(x)
+
+            return self.head(self.norm(forward(self.embed(x), self.blocks)))
+
+    return (lambda: Model(nnx.Rngs(0))), T
+
+
+@program(
+    {
+        r"CheckpointBlock_\d/MultiHead\w+/(query|key|value)/kernel": "Hb",
+        r"CheckpointBlock_\d/MultiHead\w+/(query|key|value)/bias": "Vb",
+        r"CheckpointBlock_\d/MultiHead\w+/out/kernel": "He",
+        r"CheckpointBlock_\d/MultiHead\w+/out/bias": "Ve",
+        r"CheckpointBlock_\d/LayerNorm_\d/(scale|bias)": "Vb",
+        r"CheckpointBlock_\d/Dense_0/kernel": "Hb",
+        r"CheckpointBlock_\d/Dense_0/bias": "Vb",
+        r"CheckpointBlock_\d/Dense_1/kernel": "He",
+        r"CheckpointBlock_\d/Dense_1/bias": "Ve",
+        "Dense_0/kernel": "I",
+        "Dense_0/bias": "V",
+        "Dense_1/kernel": "O",
+        "Dense_1/bias": "F",
+        "pos|LayerNorm_0/.*": "V",
+    },
+    deep=True,
+)
+def linen_encoder_with_numbered_blocks_and_dropout(n, L):
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            y = nn.LayerNorm()(x)
+            y = nn.MultiHeadDotProductAttention(n // 4, dropout_rate=0.1)(
+                y, y, deterministic=not train
+            )
+            x = x + nn.Dropout(0.1)(y, deterministic=not train)
+            y = nn.Dense(4 * n)(nn.LayerNorm()(x))
+            y = nn.Dense(n)(nn.Dropout(0.1)(nn.gelu(y), deterministic=not train))
+            return x + y
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            x = nn.Dense(n)(x)
+            x = x + self.param("pos", nn.initializers.normal(0.02), (1, 6, n))
+            for _ in range(L):
+                x = nn.remat(Block, static_argnums=(2,))()(x, train)
+            return nn.Dense(3)(nn.LayerNorm()(x).mean(1))
+
+    return Model(), S
+
+
+@program(
+    {
+        "Embed_0/embedding": "I",
+        "layers/(q|k|v|wi0|wi1)/kernel": "Hb",
+        "layers/(o|wo)/kernel": "He",
+        r"layers/RMSNorm_\d/scale": "Vb",
+        "final/scale": "V",
+    },
+    deep=True,
+    carries={"final/scale": 0.25},
+)
+def linen_scan_with_remat_and_partitioned_params(n, L):
+    init = lambda *names: nn.with_logical_partitioning(
+        nn.initializers.lecun_normal(), names
+    )
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            y = nn.RMSNorm()(x)
+            q, k, v = (
+                nn.DenseGeneral(
+                    (n // 4, 4),
+                    use_bias=False,
+                    kernel_init=init("embed", "heads", "kv"),
+                    name=c,
+                )(y)
+                for c in "qkv"
+            )
+            y = nn.dot_product_attention(
+                q, k, v, mask=nn.make_causal_mask(jnp.ones(x.shape[:2]))
+            )
+            y = nn.DenseGeneral(
+                n,
+                axis=(-2, -1),
+                use_bias=False,
+                kernel_init=init("heads", "kv", "embed"),
+                name="o",
+            )(y)
+            x = nn.with_logical_constraint(x + y, ("batch", "time", "embed"))
+            y = nn.RMSNorm()(x)
+            h = nn.silu(nn.Dense(2 * n, use_bias=False, name="wi0")(y)) * nn.Dense(
+                2 * n, use_bias=False, name="wi1"
+            )(y)
+            return x + nn.Dense(n, use_bias=False, name="wo")(h), None
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, ids):
+            emb = nn.Embed(7, n, embedding_init=init("vocab", "embed"))
+            x = emb(ids)
+            B = nn.scan(
+                nn.remat(Block, prevent_cse=False),
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=L,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )
+            x, _ = B(name="layers")(x, None)
+            x = nn.RMSNorm(name="final")(x)
+            return emb.attend(x) / 4**0.5
+
+    return Model(), T
+
+
+@program(
+    {
+        r"layers/0/weight": "I",
+        r"layers/1/weight": "H",
+        r"layers/2/weight": "O",
+        r"layers/[01]/bias": "V",
+        r"layers/2/bias": "F",
+    }
+)
+def equinox_ensemble_by_filter_vmap(n):
+    m = eqx.filter_vmap(lambda k: eqx.nn.MLP(5, 3, n, 2, key=k))(
+        jax.random.split(KEY, 4)
+    )
+
+    def call(m, x):
+        f = eqx.filter_vmap(
+            lambda m, x: jax.vmap(m)(x), in_axes=(eqx.if_array(0), None)
+        )
+        return f(m, x).mean(0)
+
+    return m, X, call
+
+
+@program(
+    {
+        "linear/w": "I",
+        "linear/b": "V",
+        r"lstm(_1)?/linear/w": "H",
+        r"lstm(_1)?/linear/b": "V",
+        "linear_1/w": "O",
+        "linear_1/b": "F",
+    }
+)
+def haiku_deep_rnn_with_lstm_and_skips(n):
+    def forward(x):
+        core = hk.DeepRNN([hk.Linear(n), hk.LSTM(n), hk.LSTM(n), hk.Linear(3)])
+        y, _ = hk.dynamic_unroll(core, x.swapaxes(0, 1), core.initial_state(2))
+        return y
+
+    return hk.without_apply_rng(hk.transform(forward)), S

@@ -148,7 +148,7 @@ def t5_encoder_with_shared_relative_bias(n, L):
 @program({"in": "I", "out": "O", "rel": "Vb", r"s/\d+/\d/(qkv|up)": "Hb", r"s/\d+/\d/(o|down)": "Hb", r"merge/\d": "H"})  # fmt: skip
 def swin_with_shifted_windows(n):
     p = zeros(**{"in": (3, n), "out": (4 * n, 3)}, rel=(9, n // 4))
-    stage = lambda d: layers(  # noqa: E731
+    stage = lambda d: layers(
         2, qkv=(d, 3 * d), o=(d, d), up=(d, 4 * d), down=(4 * d, d)
     )
     p |= {"s": [stage(n), stage(2 * n), stage(4 * n)]}

@@ -1,0 +1,433 @@
+"""The same layers in other spellings: loops, slices, maps and joined parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .kit import layers, program, zeros
+from .plain import S, X, attention, norm
+from .transformers import flat, heads
+
+ENDS = {"in": "I", "out": "O"}
+
+
+def ends(n):
+    return {"in": (5, n), "out": (n, 3)}
+
+
+@program({**ENDS, r"b/\d/(q|k|v|u)": "Hb", r"b/\d/(o|d)": "He"}, deep=True)
+def grouped_queries_sliced_in_a_loop(n, L):
+    hd = 4
+    H, G = n // hd, n // hd // 2
+    p = zeros(**ends(n)) | {
+        "b": layers(
+            L, q=(n, n), k=(n, G * hd), v=(n, G * hd), o=(n, n), u=(n, n), d=(n, n)
+        )
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+            q, k, v = y @ w["q"], y @ w["k"], y @ w["v"]
+            outs = []
+            for h in range(H):
+                g = h // (H // G)
+                qh = q[..., h * hd : (h + 1) * hd]
+                kh = k[..., g * hd : (g + 1) * hd]
+                vh = v[..., g * hd : (g + 1) * hd]
+                s = jnp.einsum("btd,bsd->bts", qh, kh) / np.sqrt(hd)
+                outs.append(jnp.einsum("bts,bsd->btd", jax.nn.softmax(s, -1), vh))
+            x = x + jnp.concatenate(outs, -1) @ w["o"]
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program(
+    {**ENDS, r"b/\d/qkv": "Hb", r"b/\d/o": "He", r"b/\d/s": "Vb"},
+    deep=True,
+    carries={r"b/\d/qkv": 1.0},
+)
+def array_split_of_a_fused_kernel_transposed(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, qkv=(3 * n, n), o=(n, n), s=(n,))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x) * w["s"]
+            q, k, v = jnp.array_split(y @ w["qkv"].T, 3, axis=-1)
+            q, k, v = (heads(a, 4) for a in (q, k, v))
+            x = x + lax.dot_general(
+                flat(attention(q, k, v, 0.5)), w["o"], (((2,), (1,)), ((), ()))
+            )
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, r"qkv": "Hb", "o": "He"}, deep=True)
+def kernel_split_before_the_product_by_dynamic_slice(n, L):
+    p = zeros(**ends(n), qkv=(L, n, 3 * n), o=(L, n, n))
+
+    def call(p, x):
+        def body(i, x):
+            w = lax.dynamic_index_in_dim(p["qkv"], i, 0, keepdims=False)
+            q, k, v = (
+                norm(x) @ lax.dynamic_slice_in_dim(w, j * n, n, 1) for j in range(3)
+            )
+            q, k, v = (heads(a, 4) for a in (q, k, v))
+            return x + flat(attention(q, k, v, 0.5)) @ lax.dynamic_index_in_dim(
+                p["o"], i, 0, False
+            )
+
+        return lax.fori_loop(0, L, body, x @ p["in"]) @ p["out"]
+
+    return p, S, call
+
+
+@program(
+    {**ENDS, r"b/\d/(k|v|f)": "Hb", r"b/\d/o": "He", r"b/\d/q": "Hb"},
+    deep=True,
+    carries={r"b/\d/q": 0.5},
+)
+def flash_attention_by_blocks_of_keys(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, q=(n, n), k=(n, n), v=(n, n), o=(n, n))}
+
+    def flash(q, k, v):
+        scale = 1 / np.sqrt(q.shape[-1])
+        kb, vb = (a.reshape(a.shape[0], 3, 2, n).swapaxes(0, 1) for a in (k, v))
+
+        def step(c, kv):
+            o, m, l = c
+            k, v = kv
+            s = jnp.einsum("bqd,bkd->bqk", q, k, precision="highest") * scale
+            m_new = jnp.maximum(m, s.max(-1))
+            alpha = jnp.exp(m - m_new)
+            e = jnp.exp(s - m_new[..., None])
+            l = l * alpha + e.sum(-1)
+            o = o * alpha[..., None] + e @ v
+            return (o, m_new, l), None
+
+        z = jnp.zeros(q.shape[:2])
+        (o, _, l), _ = lax.scan(step, (jnp.zeros_like(q), z - jnp.inf, z), (kb, vb))
+        return o / l[..., None]
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+            x = x + flash(y @ w["q"], y @ w["k"], y @ w["v"]) @ w["o"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, r"u|w": "Hb", "d|v": "He"}, deep=True)
+def cond_of_two_kinds_of_layers_in_a_scan(n, L):
+    p = zeros(**ends(n), u=(L, n, n), d=(L, n, n), w=(L, n, n), v=(L, n, n))
+
+    def call(p, x):
+        def body(x, c):
+            w, i = c
+            even = lambda x: x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+            odd = lambda x: x + jnp.tanh(norm(x) @ w["w"]) @ w["v"]
+            return lax.cond(i % 2 == 0, even, odd, x), None
+
+        x, _ = lax.scan(body, x @ p["in"], ({k: p[k] for k in "udwv"}, jnp.arange(L)))
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "a|b/0|b/1": "Hb", "c|b/2|b/3": "He"}, deep=True)
+def scan_over_a_tuple_of_stacked_layers_of_two_blocks_each(n, L):
+    p = {**zeros(**ends(n)), "b": tuple(jnp.zeros((L // 2, n, n)) for _ in range(4))}
+
+    def call(p, x):
+        def body(x, w):
+            x = x + jax.nn.relu(x @ w[0]) @ w[2]
+            x = x + jax.nn.relu(x @ w[1]) @ w[3]
+            return x, None
+
+        return lax.scan(body, x @ p["in"], p["b"])[0] @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "w": "H"})
+def one_array_sliced_into_layers(n):
+    p = zeros(**ends(n), w=(3 * n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i in range(3):
+            x = jnp.tanh(x @ p["w"][i * n : (i + 1) * n])
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "w": "H", "b": "V"})
+def biases_as_rows_of_the_kernel(n):
+    """A column of ones: the bias is the last row of the kernel (old style)."""
+    p = zeros(**ends(n), w=(n + 1, n))
+
+    def call(p, x):
+        x = jnp.tanh(x @ p["in"])
+        x = jnp.concatenate([x, jnp.ones((4, 1))], -1)
+        return jnp.tanh(x @ p["w"]) @ p["out"]
+
+    return p, X, call
+
+
+@program(
+    {
+        **ENDS,
+        r"b/\d/(in|x|z)": "Hb",
+        r"b/\d/o": "He",
+        r"b/\d/(Lre|Lim|D|dt)": "Vb",
+        r"b/\d/(Bre|Bim|Cre|Cim)": "Hb",
+    },
+    deep=True,
+)
+def lru_with_a_state_that_grows(n, L):
+    p = zeros(**ends(n)) | {
+        "b": layers(
+            L,
+            Lre=(n,),
+            Lim=(n,),
+            dt=(n,),
+            Bre=(n, n),
+            Bim=(n, n),
+            Cre=(n, n),
+            Cim=(n, n),
+            D=(n,),
+            o=(n, n),
+        )
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            lam = jnp.exp(-jnp.exp(w["Lre"]) + 1j * jnp.exp(w["Lim"]))
+            B = (w["Bre"] + 1j * w["Bim"]) * jnp.exp(w["dt"])[:, None]
+            C = w["Cre"] + 1j * w["Cim"]
+            u = norm(x)
+            bu = u @ B.T
+            lams = jnp.broadcast_to(lam, bu.shape)
+            f = lambda a, b: (b[0] * a[0], b[0] * a[1] + b[1])
+            _, h = lax.associative_scan(f, (lams, bu), axis=1)
+            y = jax.nn.gelu((h @ C.T).real + w["D"] * u)
+            x = x + y @ w["o"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program(
+    {**ENDS, r"b/\d/wx": "Hb", r"b/\d/r": "Ib", r"b/\d/o": "He", r"b/\d/bias": "Vb"},
+    deep=True,
+)
+def slstm_with_block_diagonal_recurrence(n, L):
+    H, hd = n // 4, 4
+    p = zeros(**ends(n)) | {
+        "b": layers(L, wx=(n, 4 * n), r=(4, H, hd, hd), bias=(4 * n,), o=(n, n))
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            g = (norm(x) @ w["wx"] + w["bias"]).reshape(2, 6, 4, H, hd)
+
+            def step(s, g, r=w["r"]):
+                h, c, nn, m = s
+                a = g + jnp.einsum("bhi,ghio->bgho", h, r)
+                z, i, f, o = a[:, 0], a[:, 1], a[:, 2], a[:, 3]
+                lf = jax.nn.log_sigmoid(f)
+                m2 = jnp.maximum(lf + m, i)
+                i, f = jnp.exp(i - m2), jnp.exp(lf + m - m2)
+                c = f * c + i * jnp.tanh(z)
+                nn = f * nn + i
+                h = jax.nn.sigmoid(o) * c / nn
+                return (h, c, nn, m2), h
+
+            z0 = jnp.zeros((2, H, hd))
+            _, h = lax.scan(step, (z0,) * 4, g.swapaxes(0, 1))
+            x = x + h.swapaxes(0, 1).reshape(2, 6, n) @ w["o"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program(
+    {**ENDS, r"b/\d/(q|k|v|g)": "Hb", r"b/\d/o": "He", r"b/\d/beta": "Hb"}, deep=True
+)
+def gated_delta_net(n, L):
+    hd, H = 4, n // 4
+    p = zeros(**ends(n)) | {
+        "b": layers(L, q=(n, n), k=(n, n), v=(n, n), g=(n, H), beta=(n, H), o=(n, n))
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+            q, k, v = (jax.nn.silu(y @ w[c]).reshape(2, 6, H, hd) for c in "qkv")
+            l2 = lambda a: a / jnp.sqrt((a * a).sum(-1, keepdims=True) + 1e-6)
+            q, k = l2(q), l2(k)
+            beta, g = (
+                jax.nn.sigmoid(y @ w["beta"]),
+                jnp.exp(-jax.nn.softplus(y @ w["g"])),
+            )
+
+            def step(S, i):
+                q, k, v, b, g = i
+                S = S * g[..., None, None]
+                d = (v - jnp.einsum("bhk,bhkv->bhv", k, S)) * b[..., None]
+                S = S + k[..., None] * d[..., None, :]
+                return S, jnp.einsum("bhk,bhkv->bhv", q, S)
+
+            _, o = lax.scan(
+                step,
+                jnp.zeros((2, H, hd, hd)),
+                tuple(a.swapaxes(0, 1) for a in (q, k, v, beta, g)),
+            )
+            x = x + norm(o.swapaxes(0, 1)).reshape(2, 6, n) @ w["o"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, r"b/\d/(q|k|v)": "Hb", r"b/\d/o": "He"}, deep=True)
+def linear_attention_by_chunks(n, L):
+    hd, H = 4, n // 4
+    p = zeros(**ends(n)) | {"b": layers(L, q=(n, n), k=(n, n), v=(n, n), o=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+            phi = lambda a: jax.nn.elu(a) + 1
+            q, k, v = (heads(y @ w[c], hd) for c in "qkv")
+            q, k = phi(q), phi(k)
+            ck = lambda a: jnp.moveaxis(a.reshape(2, H, 3, 2, hd), 2, 0)
+
+            def chunk(S, i):
+                q, k, v = i
+                inner = jnp.tril(q @ k.mT) @ v
+                return S + k.mT @ v, q @ S + inner
+
+            _, o = lax.scan(chunk, jnp.zeros((2, H, hd, hd)), (ck(q), ck(k), ck(v)))
+            o = jnp.moveaxis(o, 0, 2).reshape(2, H, 6, hd)
+            x = x + flat(norm(o)) @ w["o"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, r"b/\d/(q|k|v)": "Hb", r"b/\d/o": "He", "slopes": "Vb"}, deep=True)
+def alibi_with_learned_slopes_and_window(n, L):
+    hd, H = 4, n // 4
+    p = zeros(**ends(n), slopes=(H,)) | {
+        "b": layers(L, q=(n, n), k=(n, n), v=(n, n), o=(n, n))
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        dist = jnp.abs(jnp.arange(6)[:, None] - jnp.arange(6))
+        for w in p["b"]:
+            y = norm(x)
+            q, k, v = (heads(y @ w[c], hd) for c in "qkv")
+            s = (
+                q @ k.mT / np.sqrt(hd)
+                - jax.nn.softplus(p["slopes"])[:, None, None] * dist
+            )
+            s = jnp.where(dist < 3, s, jnp.finfo(s.dtype).min)
+            x = x + flat(jax.nn.softmax(s) @ v) @ w["o"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, r"b/\d/(u|ub)": "Hb", r"b/\d/d": "He"}, deep=True)
+def fnet_as_in_the_paper(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, u=(n, 2 * n), d=(2 * n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = norm(x + jnp.fft.fft2(x).real)
+            x = norm(x + jax.nn.gelu(x @ w["u"]) @ w["d"])
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, "w1|w2": "H", "router": "O", "rn": "O"})
+def experts_by_scan_over_experts(n):
+    p = zeros(**ends(n), router=(n, 4), w1=(4, n, n), w2=(4, n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        g = jax.nn.softmax(x @ p["router"])
+
+        def body(acc, ew):
+            w1, w2, ge = ew
+            return acc + ge[..., None] * (jax.nn.relu(x @ w1) @ w2), None
+
+        y, _ = lax.scan(
+            body, jnp.zeros_like(x), (p["w1"], p["w2"], jnp.moveaxis(g, -1, 0))
+        )
+        return y @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, "w1|w2": "H", "router": "O"})
+def top_1_expert_by_switch_under_vmap(n):
+    p = zeros(**ends(n), router=(n, 3), w1=(3, n, n), w2=(3, n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+
+        def token(v):
+            g = jax.nn.softmax(v @ p["router"])
+            i = jnp.argmax(g)
+            fs = [
+                lambda v, i=i: jax.nn.relu(v @ p["w1"][i]) @ p["w2"][i]
+                for i in range(3)
+            ]
+            return g[i] * lax.switch(i, fs, v)
+
+        return jax.vmap(token)(x) @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/(q|k|v)": "Hb", r"b/\d/o": "He", r"pk|pv": "Vb"}, deep=True)
+def prefix_tuning(n, L):
+    p = zeros(**ends(n), pk=(L, 3, n), pv=(L, 3, n)) | {
+        "b": layers(L, q=(n, n), k=(n, n), v=(n, n), o=(n, n))
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i, w in enumerate(p["b"]):
+            y = norm(x)
+            k = jnp.concatenate(
+                [jnp.broadcast_to(p["pk"][i], (2, 3, n)), y @ w["k"]], 1
+            )
+            v = jnp.concatenate(
+                [jnp.broadcast_to(p["pv"][i], (2, 3, n)), y @ w["v"]], 1
+            )
+            x = (
+                x
+                + flat(attention(heads(y @ w["q"], 4), heads(k, 4), heads(v, 4), 0.5))
+                @ w["o"]
+            )
+        return x @ p["out"]
+
+    return p, S, call
