@@ -1,16 +1,11 @@
 """Datasets: what is read is what was written, in an order that the seed fixes."""
 
 import os
-import pathlib
-import signal
-import subprocess
-import sys
 
 import hypothesis
 import jax
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 from sklearn.datasets import load_digits
@@ -24,29 +19,6 @@ needs_tfds = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tfds")
-    data.prepare_digits(directory)
-    return directory
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """A home of the test's own, with no dataset in it."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
-    (tmp_path / "home").mkdir()
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def read_only(tmp_path):
-    directory = tmp_path / "shared"
-    directory.mkdir(mode=0o555)
-    return directory
-
-
 def toy(n: int) -> data.ImageData:
     """n training images, each of which tells its own index."""
     images = np.arange(n, dtype=np.uint8).reshape(n, 1, 1, 1)
@@ -57,8 +29,8 @@ def toy(n: int) -> data.ImageData:
 # --- digits
 
 
-def test_digits_are_those_of_scikit_learn_each_once(prepared):
-    digits = data.load("digits", prepared)
+def test_digits_are_those_of_scikit_learn_each_once():
+    digits = data.load("digits")
     expected = load_digits()
     images = np.concatenate([digits.train_images, digits.test_images])
     labels = np.concatenate([digits.train_labels, digits.test_labels])
@@ -73,8 +45,14 @@ def test_digits_are_those_of_scikit_learn_each_once(prepared):
     )
 
 
-def test_digit_sums_are_pairs_of_digits_and_test_pairs_hold_no_training_image(prepared):
-    digits, sums = (data.load(name, prepared) for name in ("digits", "digit_sums"))
+def test_digits_have_the_order_of_all_recorded_runs():
+    digits = data.load("digits")
+    assert digits.train_labels[:12].tolist() == [4, 7, 6, 0, 0, 8, 0, 6, 2, 8, 5, 0]
+    assert digits.test_labels[:12].tolist() == [1, 4, 2, 3, 2, 9, 6, 4, 0, 8, 0, 0]
+
+
+def test_digit_sums_are_pairs_of_digits_and_test_pairs_hold_no_training_image():
+    digits, sums = (data.load(name) for name in ("digits", "digit_sums"))
     assert sums.train_images.shape == (20_000, 8, 16, 1)
     assert sums.num_classes == 19
     for split in ("train", "test"):
@@ -90,89 +68,11 @@ def test_digit_sums_are_pairs_of_digits_and_test_pairs_hold_no_training_image(pr
         )
 
 
-def test_digits_splits_hold_all_classes_in_the_same_proportions(prepared):
-    digits = data.load("digits", prepared)
+def test_digits_splits_hold_all_classes_in_the_same_proportions():
+    digits = data.load("digits")
     train = np.bincount(digits.train_labels, minlength=10) / 1437
     test = np.bincount(digits.test_labels, minlength=10) / 360
     np.testing.assert_allclose(train, test, atol=1 / 360)
-
-
-def test_digits_are_the_same_wherever_they_are_prepared(prepared, tmp_path):
-    data.prepare_digits(tmp_path)
-    again = data.load("digits", tmp_path)
-    np.testing.assert_array_equal(
-        data.load("digits", prepared).train_images, again.train_images
-    )
-
-
-def test_digits_are_read_by_tfds_itself(prepared):
-    source = tfds.data_source("digits", split="test", data_dir=prepared, download=False)
-    example = source[0]
-    assert (len(source), example["image"].shape) == (360, (8, 8, 1))
-    assert "tensorflow" not in sys.modules
-
-
-@pytest.mark.long
-def test_killed_and_concurrent_preparations_leave_a_whole_dataset(tmp_path):
-    prepare = f"data.prepare_digits(pathlib.Path({str(tmp_path)!r}))"
-    imports = "import os, pathlib, signal; from mupax.experiments import data"
-    killed = (
-        f"{imports}; from mupax.experiments.data import digits\n"
-        "class Deadly(digits.Image.Image):\n"
-        "    def __init__(self): self.left = 900\n"
-        "    def fromarray(self, array):\n"
-        "        self.left -= 1\n"
-        "        if not self.left: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return original(array)\n"
-        "original = digits.Image.fromarray\n"
-        f"digits.Image = Deadly()\n{prepare}"
-    )
-    programs = [killed, f"{imports}; {prepare}"]
-    children = [
-        subprocess.Popen([sys.executable, "-c", program]) for program in programs
-    ]
-    doomed, other = (child.wait(timeout=60) for child in children)
-    assert other == 0
-    # The doomed one may have found the dataset ready.
-    assert doomed in (-signal.SIGKILL, 0)
-    assert len(data.load("digits", tmp_path).train_labels) == 1437
-
-
-def test_what_a_killed_preparation_leaves_is_not_taken_for_a_dataset(tmp_path):
-    leftover = tmp_path / "digits" / "incomplete.ABCDEF_1.0.0"
-    leftover.mkdir(parents=True)
-    (leftover / "digits-train.array_record-00000-of-00001").write_bytes(b"half")
-    data.prepare_digits(tmp_path)
-    assert len(data.load("digits", tmp_path).test_labels) == 360
-
-
-def test_digits_go_to_tfds_data_dir(tmp_path, home, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "mine"))
-    data.load("digits")
-    assert (tmp_path / "mine" / "digits" / "1.0.0").is_dir()
-    assert not any(home.iterdir())
-
-
-def test_digits_go_home_where_tfds_data_dir_is_read_only(home, read_only, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(read_only))
-    assert len(data.load("digits").train_labels) == 1437
-    assert (home / "tensorflow_datasets" / "digits").is_dir()
-    assert not any(read_only.iterdir())
-
-
-def test_a_named_directory_is_only_read(home, tmp_path):
-    (tmp_path / "other").mkdir()
-    for named in ("other", "missing"):
-        assert len(data.load("digits", tmp_path / named).train_labels) == 1437
-    assert (home / "tensorflow_datasets" / "digits").is_dir()
-    assert not any((tmp_path / "other").iterdir())
-    assert not (tmp_path / "missing").exists()
-
-
-def test_a_home_that_is_read_only_is_said_to_be(home, read_only, monkeypatch):
-    monkeypatch.setenv("HOME", str(read_only))
-    with pytest.raises(UserError, match=rf"{read_only}.*written.*TFDS_DATA_DIR"):
-        data.load("digits")
 
 
 # --- other datasets
@@ -183,22 +83,15 @@ def test_an_unknown_dataset_is_answered_with_those_there_are():
         data.load("svhn")
 
 
-def test_a_missing_dataset_is_answered_with_how_to_prepare_it(tmp_path):
-    with pytest.raises(UserError, match="download_and_prepare") as caught:
-        data.load("mnist", tmp_path)
-    assert str(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_files_that_need_tensorflow_are_said_to(tmp_path):
-    data.prepare_digits(tmp_path)
-    folder = tmp_path / "digits" / "1.0.0"
-    info = folder / "dataset_info.json"
-    info.write_text(info.read_text().replace("array_record", "tfrecord"))
-    for file in folder.glob("*array_record*"):
-        file.rename(folder / file.name.replace("array_record", "tfrecord"))
-    with pytest.raises(UserError, match="not in ArrayRecord files"):
-        data.load("digits", tmp_path)
+def test_a_missing_dataset_is_answered_with_how_to_prepare_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "shared"))
+    places = f"{tmp_path}/shared or {tmp_path}/tensorflow_datasets; prepare it"
+    for given, where in ((None, places), (tmp_path / "mine", f"{tmp_path}/mine")):
+        with pytest.raises(UserError, match="download_and_prepare") as caught:
+            data.load("mnist", given)
+        assert where in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 @needs_tfds
@@ -298,8 +191,3 @@ def test_an_iterator_goes_on_from_its_saved_state(steps):
         np.testing.assert_array_equal(next(iterator)["label"], next(fresh)["label"])
     iterator.close()
     fresh.close()
-
-
-def test_the_default_directory_is_that_of_tfds(home):
-    data.load("digits")
-    assert pathlib.Path("~/tensorflow_datasets/digits").expanduser().is_dir()

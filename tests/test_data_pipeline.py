@@ -83,10 +83,9 @@ def made(builder, directory):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A data directory that holds `made_photos` and `digits`."""
+    """A data directory that holds `made_photos`."""
     directory = tmp_path_factory.mktemp("tfds")
     made(MadePhotos, directory)
-    data.prepare_digits(directory)
     return directory
 
 
@@ -166,8 +165,8 @@ def test_a_normalized_batch_has_mean_0_and_deviation_1(dataset):
 
 
 def test_the_test_split_is_read_once_in_order_and_filled_up(photos):
-    digits = data.open_dataset("digits", photos)
-    expected = data.load("digits", photos)
+    digits = data.open_dataset("digits")
+    expected = data.load("digits")
     batches = list(digits.test(100))
     assert [b["image"].shape for b in batches] == [(100, 8, 8, 1)] * 4
     counts = np.concatenate([b["counts"] for b in batches])
@@ -186,7 +185,7 @@ def test_the_test_parts_of_the_processes_make_up_the_whole(dataset):
 
 def test_an_image_is_resized_to_the_size_that_is_asked_for(photos):
     for size, expected in ((16, (16, 16, 1)), ((12, 20), (12, 20, 1))):
-        digits = data.open_dataset("digits", photos, image_size=size)
+        digits = data.open_dataset("digits", image_size=size)
         assert digits.input_shape == expected
         assert take(digits.train(2, 0), 1)[0]["image"].shape == (2, *expected)
         assert next(digits.test(2))["image"].shape == (2, *expected)
@@ -214,7 +213,7 @@ def test_every_example_comes_once_an_epoch(photos):
 
 
 def test_the_trainer_and_the_sweeps_see_the_same_order(photos):
-    digits, held = data.open_dataset("digits", photos), data.load("digits", photos)
+    digits, held = data.open_dataset("digits"), data.load("digits")
     expected = data.batch_indices(1437, 32, 5, 3)
     for batch, indices in zip(take(digits.train(32, 5), 3), expected, strict=True):
         np.testing.assert_array_equal(batch["image"], held.train_images[indices])
@@ -222,7 +221,7 @@ def test_the_trainer_and_the_sweeps_see_the_same_order(photos):
 
 def test_augmenting_changes_no_order(photos):
     plain, changed = (
-        take(data.open_dataset("digits", photos, augment=a).train(32, 5), 3)
+        take(data.open_dataset("digits", augment=a).train(32, 5), 3)
         for a in ((), ("rotate",))
     )
     for one, other in zip(plain, changed, strict=True):
@@ -309,7 +308,7 @@ def test_random_numbers_belong_to_the_place_in_the_run(n, processes, rows, seed,
 
 def test_no_two_rows_epochs_processes_or_seeds_are_changed_alike(photos):
     """One example, seen again and again."""
-    held = data.load("digits", photos)
+    held = data.load("digits")
     images = np.repeat(held.train_images[:1], 4, axis=0)
     source = data.sources.Arrays(images, np.zeros(4, np.int32))
     transform = data.augment.Transform(data.augment.parse(["affine"]), (8, 8, 1))
@@ -361,7 +360,7 @@ def test_worker_processes_give_the_same_batches_and_go_on(photos, tmp_path):
 
 
 def test_prefetching_changes_no_batch_and_places_them_ahead(photos):
-    dataset = data.open_dataset("digits", photos)
+    dataset = data.open_dataset("digits")
     placed = []
 
     def place(batch):
@@ -379,7 +378,7 @@ def test_prefetching_changes_no_batch_and_places_them_ahead(photos):
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_the_saved_state_is_that_of_what_was_consumed(photos, depth):
-    dataset = data.open_dataset("digits", photos, augment=("rotate",))
+    dataset = data.open_dataset("digits", augment=("rotate",))
     iterator = data.Prefetched(dataset.train(8, 0), jax.device_put, depth)
     assert iterator.get_state()["next_index"] == 0
     for _ in range(4):
@@ -454,7 +453,7 @@ def test_mistakes_are_answered_in_one_line(photos, name, options, message):
 
 
 def test_batches_that_cannot_be_are_said_to(photos):
-    digits = data.open_dataset("digits", photos)
+    digits = data.open_dataset("digits")
     with pytest.raises(UserError, match=r"7 does not divide over 2 processes"):
         digits.train(7, 0, process_index=0, process_count=2)
     with pytest.raises(UserError, match=r"7 does not divide over 2 processes"):
@@ -468,7 +467,7 @@ def test_batches_that_cannot_be_are_said_to(photos):
 
 
 def test_the_state_of_another_batch_size_or_seed_is_refused(photos):
-    digits = data.open_dataset("digits", photos)
+    digits = data.open_dataset("digits")
     state = digits.train(8, 0).get_state()
     with pytest.raises(UserError, match=r"batch_size 8, and this run has batch_size 4"):
         digits.train(4, 0).set_state(state)
@@ -515,7 +514,9 @@ class MadeUnlabelled(MadePhotos):
 
 def test_a_split_without_labels_is_named_with_the_labelled_ones(tmp_path):
     made(MadeUnlabelled, tmp_path)
-    with pytest.raises(UserError, match=r"'test' has .* labels.*\(train, val\)"):
+    with pytest.raises(
+        UserError, match=r"'test' has .* labels.*\(there are train, val\)"
+    ):
         data.open_dataset("made_unlabelled", tmp_path, image_size=8)
     opened = data.open_dataset(
         "made_unlabelled", tmp_path, image_size=8, test_split="val"

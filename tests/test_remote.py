@@ -9,12 +9,12 @@ import object_stores
 import pytest
 import safetensors.numpy
 from flax import nnx
+from test_fuzz_data import prepare
 
 from mupax import zoo
 from mupax.experiments import cli, convert, loading, remote
 from mupax.experiments import data as datasets
 from mupax.experiments.cli import flags
-from mupax.experiments.data import images as images_module
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import parse
@@ -143,17 +143,17 @@ def test_a_config_is_read(bucket, capsys):
 
 
 def test_prepared_datasets_are_copied(bucket, tmp_path, monkeypatch):
-    images_module.prepare_digits(tmp_path / "tfds")
-    bucket.put(f"{tmp_path}/tfds/digits/", "/b/tfds/digits", recursive=True)
+    prepare(tmp_path / "tfds")
+    bucket.put(f"{tmp_path}/tfds/mnist/", "/b/tfds/mnist", recursive=True)
     bucket.pipe("/b/tfds/large/1.0.0/large.array_record", b"not copied")
-    expected = images_module.load("digits", tmp_path / "tfds")
-    found = images_module.load("digits", "memory://b/tfds")
+    expected = datasets.load("mnist", tmp_path / "tfds")
+    found = datasets.load("mnist", "memory://b/tfds")
     np.testing.assert_array_equal(found.train_images, expected.train_images)
     monkeypatch.setenv("TFDS_DATA_DIR", "memory://b/tfds/")
-    assert datasets.open_dataset("digits").train_size == expected.train_labels.size
+    assert datasets.open_dataset("mnist").train_size == expected.train_labels.size
     assert not list(tmp_path.rglob("large.array_record"))
-    with pytest.raises(UserError, match="there is nothing at memory://b/tfds/mnist"):
-        datasets.open_dataset("mnist", "memory://b/tfds")
+    with pytest.raises(UserError, match="there is nothing at memory://b/tfds/cifar10"):
+        datasets.open_dataset("cifar10", "memory://b/tfds")
 
 
 def test_models_of_runs_are_read_and_converted(bucket, tmp_path):

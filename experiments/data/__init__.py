@@ -3,13 +3,15 @@
 from . import augment, mixing
 from .dataset import Dataset
 from .datasets import (
+    DATASETS,
     REGISTERED,
     examples_of,
     from_memory,
+    load,
     open_dataset,
     register_dataset,
 )
-from .images import DATASETS, ImageData, load, normalize, prepare_digits
+from .images import ImageData, normalize
 from .pipeline import BatchIterator, batch_indices
 from .prefetch import Prefetched
 
@@ -28,6 +30,5 @@ __all__ = [
     "mixing",
     "normalize",
     "open_dataset",
-    "prepare_digits",
     "register_dataset",
 ]

@@ -14,11 +14,16 @@ from mupax.zoo.preprocessing import LARGEST_SIDE, STATISTICS
 from .. import remote
 from ..checks import shown
 from ..errors import UserError, nearest
+from . import arrays, digits, folders, prepared, sources
 from . import augment as augmentations
-from . import images, intact, own, prepared, sources
 from .dataset import Dataset
+from .images import ImageData
 from .pipeline import Workers
+from .splits import Split, train_and_test
 from .text import fake_text, is_fake_text, open_text
+
+#: Datasets that are kept in memory.
+DATASETS = ("digits", "digit_sums", "mnist", "fashion_mnist", "cifar10")
 
 # The usual mean and standard deviation of pixels of ImageNet's training images.
 _IMAGENET = (
@@ -129,8 +134,8 @@ def open_dataset(
         )
     if is_fake_text(name):
         return fake_text(name, pool)
-    of_user = name in REGISTERED or name.startswith((own.FOLDER, own.NPZ))
-    if not of_user and not name.startswith("fake:") and name not in images.DATASETS:
+    of_user = name in REGISTERED or name.startswith((folders.FOLDER, arrays.NPZ))
+    if not of_user and not name.startswith("fake:") and name not in DATASETS:
         _check_prefix(name)
     of_text = {"context": context, "test_path": test_path}
     _refuse(name, {**of_text, "tokenizer": tokenizer != "bytes"})
@@ -143,11 +148,11 @@ def open_dataset(
     if name.startswith("fake:"):
         _refuse(name, slices)
         splits = _noise(name)
-    elif name in images.DATASETS:
+    elif name in DATASETS:
         _refuse(name, slices)
-        splits = _in_memory(images.load(name, data_dir))
+        splits = _in_memory(load(name, data_dir))
     elif of_user:
-        splits = _own(name, train_split, test_split)
+        splits = _of_user(name, train_split, test_split)
     else:
         splits = _prepared(name, data_dir, train_split, test_split)
     fitting = {
@@ -157,6 +162,30 @@ def open_dataset(
     }
     dataset = splits.build(size, operations, crop, pool, mean or (), fitting)
     return _normalized_by(dataset, mean, std)
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData:
+    """Read one of `DATASETS` into memory.
+
+    Args:
+      name: digits and digit_sums come with scikit-learn; TFDS prepared the others.
+      data_dir: a TFDS data directory; by default TFDS_DATA_DIR, then
+        ~/tensorflow_datasets.
+
+    Raises:
+      UserError: an unknown name, or a dataset that is not prepared; the message gives
+        the directories and the command.
+    """
+    if name not in DATASETS:
+        raise UserError(
+            f"there is no dataset {name!r}; choose one of {', '.join(DATASETS)}"
+        )
+    match name:
+        case "digits":
+            return digits.digits()
+        case "digit_sums":
+            return digits.digit_sums()
+    return prepared.in_memory(name, data_dir)
 
 
 def _normalized_by(
@@ -277,12 +306,12 @@ class _Splits:
         )
 
 
-def from_memory(data: images.ImageData) -> Dataset:
+def from_memory(data: ImageData) -> Dataset:
     """A dataset of images in memory."""
     return _in_memory(data).build()
 
 
-def _in_memory(data: images.ImageData) -> _Splits:
+def _in_memory(data: ImageData) -> _Splits:
     return _Splits(
         data.name,
         data.num_classes,
@@ -294,8 +323,15 @@ def _in_memory(data: images.ImageData) -> _Splits:
     )
 
 
-#: Splits by name; see `register_dataset`.
-REGISTERED: dict[str, own.Splits] = {}
+@dataclasses.dataclass(frozen=True, eq=False)
+class Registered:
+    """The splits of registered data, by name. A cache's key: equal only to itself."""
+
+    splits: dict[str, Split]
+
+
+#: Data by name; see `register_dataset`.
+REGISTERED: dict[str, Registered] = {}
 
 
 def register_dataset(
@@ -326,9 +362,9 @@ def register_dataset(
       >>> open_dataset("mine").input_shape
       (8, 8, 1)
     """
-    if not name.isidentifier() or name in images.DATASETS:
+    if not name.isidentifier() or name in DATASETS:
         raise UserError(f"{name!r} cannot name your data; choose a new word")
-    REGISTERED[name] = own.Splits(own.from_python(name, data, image, label))
+    REGISTERED[name] = Registered(arrays.from_python(name, data, image, label))
 
 
 def examples_of(data: Any) -> Any:
@@ -339,23 +375,23 @@ def examples_of(data: Any) -> Any:
     """
     if isinstance(data, Dataset):
         return data.training_arrays()
-    if own.is_table(data) or isinstance(data, Iterator):
-        part = own.from_python("data", data, None, None)["train"]
+    if arrays.is_table(data) or isinstance(data, Iterator):
+        part = arrays.from_python("data", data, None, None)["train"]
         both = {"train": part, "test": part}
-        train, test, classes, names = own.chosen("data", both, "train", "test")
+        train, test, classes, names = train_and_test("data", both, "train", "test")
         dataset = _Splits("data", classes, train, test, None, names).build()
         return dataset.training_arrays()
     return data
 
 
-def _own(name: str, train_split: str, test_split: str | None) -> _Splits:
+def _of_user(name: str, train_split: str, test_split: str | None) -> _Splits:
     where = name.partition(":")[2] or name
     if name in REGISTERED:
-        parts = REGISTERED[name].parts
+        splits = REGISTERED[name].splits
     else:
-        folder = name.startswith(own.FOLDER)
-        parts = own.open_folder(where) if folder else own.open_npz(where)
-    train, test, classes, names = own.chosen(where, parts, train_split, test_split)
+        folder = name.startswith(folders.FOLDER)
+        splits = folders.open_folder(where) if folder else arrays.open_npz(where)
+    train, test, classes, names = train_and_test(where, splits, train_split, test_split)
     return _Splits(name, classes, train, test, None, names)
 
 
@@ -376,9 +412,9 @@ def _check_prefix(name: str) -> None:
 def _prefixed(name: str) -> str:
     path = pathlib.Path(name).expanduser()
     if path.suffix == ".npz":
-        return f"{own.NPZ}{name}"
+        return f"{arrays.NPZ}{name}"
     folder = os.path.isdir(path) and not any(path.glob("*.txt"))
-    return f"{own.FOLDER if folder else 'text:'}{name}"
+    return f"{folders.FOLDER if folder else 'text:'}{name}"
 
 
 # Few examples, for short epochs and evaluations.
@@ -407,56 +443,16 @@ def _prepared(
     builder = prepared.find(name, places)
     if builder is None:
         raise UserError(_unknown(name) or prepared.how_to_prepare(name, places))
-    with intact.reading(builder.data_dir):
-        keys = _keys(builder)
-        if test_split is None:
-            test_split = _test_split(builder)
-        missing = {train_split, test_split} - set(builder.info.splits)
-    try:
-        train = sources.Records(builder, train_split, keys)
-        test = sources.Records(builder, test_split, keys)
-    except NotImplementedError as error:  # TFRecord files, which need TensorFlow
-        raise UserError(prepared.not_array_record(builder)) from error
-    except Exception as error:
-        if missing:
-            raise UserError(
-                f"{name} has no split {' or '.join(map(repr, sorted(missing)))}; set "
-                "data.train_split and data.test_split to splits of "
-                f"{builder.data_dir}: {', '.join(builder.info.splits)}"
-            ) from error
-        with intact.reading(builder.data_dir):
-            raise
-    for split, source in ((train_split, train), (test_split, test)):
-        _check_labelled(builder, keys, split, source)
-    with intact.reading(builder.data_dir):
-        label = builder.info.features[keys[1]]
-        intact.compare_classes(builder.data_dir, train, keys[1], label.num_classes)
+    train, test, label = prepared.open_splits(builder, train_split, test_split)
     statistics = _STATISTICS.get(name.split("/")[0].split(":")[0])
-    names = images.class_names(label)
+    names = prepared.class_names(label)
     return _Splits(name, label.num_classes, train, test, statistics, names)
-
-
-def _check_labelled(
-    builder: tfds.core.DatasetBuilder,
-    keys: tuple[str, str],
-    split: str,
-    source: sources.Records,
-) -> None:
-    """Raise UserError for a split without labels, and list those that have some."""
-    if source.is_labelled():
-        return
-    labelled = [
-        name
-        for name in builder.info.splits
-        if sources.Records(builder, name, keys).is_labelled()
-    ]
-    raise UserError(f"{builder.data_dir}: {intact.no_labels(split, labelled)}")
 
 
 def _unknown(name: str) -> str | None:
     """The error for an unknown name; None for a known one."""
     known = [
-        *images.DATASETS,
+        *DATASETS,
         "tiny_imagenet",
         *tfds.list_builders(with_community_datasets=False),
     ]
@@ -468,36 +464,4 @@ def _unknown(name: str) -> str | None:
         f"there is no dataset {name!r}{nearest(name, known) or '.'} Give the name of a "
         "prepared TFDS dataset, images:DIRECTORY, npz:FILE, text:FILE, or noise, e.g. "
         "fake:224x224x3:1000"
-    )
-
-
-def _keys(builder: tfds.core.DatasetBuilder) -> tuple[str, str]:
-    features = builder.info.features
-    image, label = "image", "label"
-    match builder.info.supervised_keys:
-        case (str(first), str(second)):
-            image, label = first, second
-    kinds = (tfds.features.Image, tfds.features.ClassLabel)
-    for key, kind in zip((image, label), kinds, strict=True):
-        if key not in features or not isinstance(features[key], kind):
-            raise UserError(
-                f"{builder.name} is not a dataset of labelled images: it has no "
-                f"{kind.__name__} feature {key!r}; its features are "
-                f"{', '.join(features)}"
-            )
-    return image, label
-
-
-def _test_split(builder: tfds.core.DatasetBuilder) -> str:
-    splits = builder.info.splits
-    # ImageNet's test labels are not public.
-    names = (
-        ("validation",) if builder.name == "imagenet2012" else ("test", "validation")
-    )
-    for name in names:
-        if name in splits:
-            return name
-    raise UserError(
-        f"{builder.name} has no split {' or '.join(names)}; set data.test_split to "
-        f"one of {', '.join(splits)}, or to a slice"
     )

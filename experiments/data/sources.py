@@ -1,23 +1,24 @@
-"""Sources of images: arrays, prepared files, noise."""
+"""Sources of images: arrays, encoded files, noise."""
 
 import contextlib
 import dataclasses
 import io
 import math
-import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, cast
 
 import numpy as np
-import tensorflow_datasets as tfds
 from jaxtyping import Int32, UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .. import memory
 from ..errors import UserError, reason
-from . import intact
-from .augment import Transform
+from .augment import GREY, Transform
+
+_SCANNED = 100_000  # image files whose headers are read for their sizes
+_ORIENTATION = 0x0112  # tag of EXIF; from 5 on, width and height are exchanged
 
 # (height, width, channels) of images; None for sizes that differ.
 Shape = tuple[int | None, int | None, int | None]
@@ -42,8 +43,8 @@ class Source(Protocol):
 class Encoded(Source, Protocol):
     """A source of encoded files."""
 
-    def check(self, picture: Image.Image) -> None:
-        """Check a picture before it is decoded, and turn it upright where needed."""
+    def turn(self, picture: Image.Image) -> None:
+        """Turn a picture upright where its file says how."""
 
     def undecodable(self, k: int, error: Exception) -> str:
         """The message for image `k`, which cannot be decoded."""
@@ -70,80 +71,83 @@ class Arrays:
         return self.images[indices], self.labels[indices]
 
 
-class Records:
-    """A split of a TFDS dataset of ArrayRecord files.
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Image files, or arrays of different sizes, of one split."""
 
-    Attributes:
-      folder: of the dataset's version.
-
-    Args:
-      builder: of the dataset.
-      split: a split or slice, e.g. "train[:90%]".
-      keys: the features of image and label.
-
-    Raises:
-      NotImplementedError: the files are not ArrayRecord.
-    """
-
-    def __init__(
-        self, builder: tfds.core.DatasetBuilder, split: str, keys: tuple[str, str]
-    ):
-        self._image, self._label = keys
-        self._split = split
-        self.folder = os.fspath(builder.data_dir)
-        features = builder.info.features
-        self.shape: Shape = features[self._image].shape
-        self._classes = features[self._label].num_classes
-        files = builder.info.splits[split].file_instructions
-        self._files = [pathlib.Path(os.fspath(file.filename)) for file in files]
-        self._ends = np.cumsum([file.take for file in files])
-        for path, file in zip(self._files, files, strict=True):
-            intact.check_file(path, file.examples_in_shard, len(files))
-        # Decoded with Pillow below; TFDS would do the same, with a warning.
-        self._records: Any = builder.as_data_source(
-            split, decoders={self._image: tfds.decode.SkipDecoding()}
-        )
+    images: Any
+    labels: np.ndarray
+    shape: Shape = (None, None, 3)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.labels)
 
-    def read(self, indices: np.ndarray) -> tuple[list[bytes], Int32[np.ndarray, " b"]]:
+    def read(self, indices: np.ndarray) -> tuple[list[Any], np.ndarray]:
+        return [self._content(int(k)) for k in indices], self.labels[indices]
+
+    def _content(self, k: int) -> bytes | np.ndarray:
+        image = self.images[k]
+        if isinstance(image, Mapping) and image.get("bytes") is not None:
+            return image["bytes"]
+        if not isinstance(image, str | Mapping):
+            return image
+        path = image if isinstance(image, str) else image["path"]
         try:
-            examples = self._records.__getitems__(indices.tolist())
-        except Exception as error:  # of ArrayRecord or TFDS
-            raise UserError(intact.broken(self._damaged(indices), error)) from error
-        labels = np.array([e[self._label] for e in examples], np.int32)
-        if (labels == -1).any():
-            raise UserError(f"{self.folder}: {intact.no_labels(self._split)}")
-        intact.check_labels(self.folder, labels, self._classes)
-        return [e[self._image] for e in examples], labels
+            return pathlib.Path(path).read_bytes()
+        except OSError as error:
+            raise UserError(self.undecodable(k, error)) from None
 
-    def is_labelled(self) -> bool:
-        """Whether the first example has a label; TFDS writes -1 for none."""
-        try:
-            return bool(self._records[0][self._label] != -1)
-        except Exception:  # of damaged files; `read` names the file
-            return True
-
-    def check(self, picture: Image.Image) -> None:
-        size = picture.height, picture.width, len(picture.getbands())
-        intact.check_picture(self.folder, size, self.shape)
+    def turn(self, picture: Image.Image) -> None:
+        """Turn a photograph upright."""
+        ImageOps.exif_transpose(picture, in_place=True)
 
     def undecodable(self, k: int, error: Exception) -> str:
-        return (
-            f"Image {k} of the split {self._split!r} in {self.folder} cannot be "
-            f"decoded ({why(error)}); prepare the dataset again."
-        )
+        image = self.images[k]
+        path = image.get("path") if isinstance(image, Mapping) else image
+        what = path if isinstance(path, str) else f"image {k}"
+        return f"{what} cannot be read as an image ({why(error)}); replace or remove it"
 
-    def _damaged(self, indices: np.ndarray) -> pathlib.Path:
-        """The file with the first record that cannot be read."""
-        file_numbers = np.searchsorted(self._ends, indices, side="right")
-        for number in np.unique(file_numbers):
-            try:
-                self._records.__getitems__(indices[file_numbers == number].tolist())
-            except Exception:
-                return self._files[number]
-        return self._files[file_numbers.min()]
+    def header(self, k: int) -> tuple[int, int, bool]:
+        """Height and width as `turn` leaves them, and whether the image is grey."""
+        image = self.images[k]
+        if isinstance(image, np.ndarray):
+            return *image.shape[:2], image.shape[2] == 1
+        try:
+            file = isinstance(image, str)
+            # Only the beginning of a file is read.
+            source: Any = image if file else io.BytesIO(cast(bytes, self._content(k)))
+            with Image.open(source) as picture:
+                width, height = picture.size
+                # Pillow would decode a PNG file for its EXIF data.
+                known = picture.format != "PNG" or "exif" in picture.info
+                if known and picture.getexif().get(_ORIENTATION, 1) >= 5:
+                    width, height = height, width
+                grey = picture.mode in GREY and not picture.has_transparency_data
+                return height, width, grey
+        except Exception as error:  # of Pillow: OSError, SyntaxError, ValueError, ...
+            raise UserError(self.undecodable(k, error)) from None
+
+
+def common_shape(sources: Sequence[ImageFiles]) -> Shape:
+    """Height and width, if they are the same for all images, and 1 or 3 channels."""
+    if sum(map(len, sources)) > _SCANNED:
+        return None, None, 3
+    with ThreadPoolExecutor(8) as pool:
+        found = [x for s in sources for x in pool.map(s.header, range(len(s)))]
+    sizes = {(height, width) for height, width, _ in found}
+    channels = 1 if all(grey for _, _, grey in found) else 3
+    height, width = sizes.pop() if len(sizes) == 1 else (None, None)
+    return height, width, channels
+
+
+def no_labels(split: str, others: Iterable[str] = ()) -> str:
+    """A clause about a split without labels, and which split to set."""
+    names = ", ".join(others)
+    remedy = f"one that has labels (there are {names})" if names else "one with labels"
+    return (
+        f"the split {split!r} has examples without labels (-1); set data.train_split "
+        f"and data.test_split to {remedy}"
+    )
 
 
 def why(error: Exception) -> str:
@@ -215,7 +219,7 @@ class ImageLoad:
         source = cast(Encoded, self.source)
         try:
             with Image.open(io.BytesIO(image)) as picture:
-                source.check(picture)
+                source.turn(picture)
                 yield picture
         except UserError:
             raise
