@@ -13,6 +13,7 @@ from programs import (  # noqa: F401
     generative,
     harder,
     idioms,
+    kernels,
     kit,
     libraries,
     modules,
@@ -20,6 +21,7 @@ from programs import (  # noqa: F401
     sciences,
     sequences,
     spellings,
+    streams,
     structured,
     transformers,
 )
@@ -368,8 +370,7 @@ def test_the_last_gain_carries_what_a_tied_readout_lacks():
     x = (kit.tokens(2, 4),)
     assert carried(tied(), x) == {"g": 0.25}
     assert carried(tied(readout=1), x) == {}
-    with pytest.raises(ValueError, match="use the same constant in both"):
-        carried(tied(lookup=0.5), x)
+    assert carried(tied(lookup=0.5), x) == {"e": 0.5, "g": 0.5}
     autoencoder = two_layers(
         lambda p, n, x: jnp.tanh(x @ p["w"]) @ p["w"].T, w=(5, "n")
     )

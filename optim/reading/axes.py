@@ -5,7 +5,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .joints import SUM
+from .joints import ELEMENTWISE, SUM
 from .program import MOVES, Node, Program, regrouped
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
@@ -65,7 +65,7 @@ class Axes:
     """
 
     def __init__(self, program: Program, growing: frozenset[Axis] = NONE):
-        self._growing = growing
+        self._program, self.growing = program, growing
         self.events: list[list[Event]] = [[] for _ in program.params]
         self.unread: list[list[Unread]] = [[] for _ in program.params]
         self.sliced: set[Axis] = set()
@@ -83,6 +83,12 @@ class Axes:
         self.hot: set[int] = set()
         self.kernel_sums: set[int] = set()
         self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
+        # Functions of parameters that cannot be read, and the operation of each.
+        self._lost: dict[int, Node] = {}
+        # Axes that loops walk whose iterations are independent, by loop, and those of
+        # the kernel of each product that count kernels.
+        self._mapped: dict[int, frozenset[Axis]] = {}
+        self._copied: dict[int, frozenset[Axis]] = {}
         self._numbers: dict[int, set[int]] = {}  # parameters that a value depends on
         self._uses: dict[int, list[Node]] = {}
         for node in program.nodes:
@@ -142,7 +148,7 @@ class Axes:
         elif node.op in MOVES or node.op in _SAME_PLACE:
             self._elementwise(node)
         elif any(self._is_kernel(x) and x.weight for x in node.operands):
-            if _alike(node):
+            if node.op in ELEMENTWISE and _alike(node):
                 self._elementwise(node)
             else:
                 self._give_up(node)
@@ -164,13 +170,23 @@ class Axes:
         if node.weight:
             if found:
                 self._numbers[node.id] = found
+            lost = [self._lost[x.id] for x in node.operands if x.id in self._lost]
+            if lost:
+                self._lost[node.id] = lost[0]
             return
         for operand in node.operands:
             if operand.weight and not self._is_kernel(operand):
+                lost = self._lost.get(operand.id)
+                for param in self.depends(operand) if lost else ():
+                    self.unread[param].append(Unread(lost))
+                if lost:
+                    continue
                 for param in self._numbers.get(operand.id, set()):
                     self.events[param].append(Event(node, {}))
 
     def _give_up(self, node: Node) -> None:
+        if node.weight:
+            self._lost[node.id] = node
         for operand in node.operands:
             for param in {p for axis in self._of(operand) for p, _ in axis}:
                 self.unread[param].append(Unread(node))
@@ -282,7 +298,7 @@ class Axes:
         if node.op == "scan_in":
             return labels[1:]
         if node.op == "scan_out":
-            return (NONE, *labels)
+            return (self._mapped.get(operand.loop, NONE), *labels)
         return labels
 
     def _carry_results(self, node: Node) -> None:
@@ -355,6 +371,10 @@ class Axes:
                 ],
             )
             self.kernel_sums.add(node.id)
+            own = {p for axes in labels for p, _ in axes}
+            mapped = self._mapped.get(node.loop, NONE)
+            copied = NONE.union(*(labels[a] for a in batch))
+            self._copied[node.id] = copied | {x for x in mapped if x[0] in own}
             for i, a in enumerate(free):
                 results[at[id(x)] + i] = labels[a]
             for i, a in enumerate(batch):
@@ -407,7 +427,7 @@ class Axes:
     def _stays(self, node: Node, side: int, product: Node) -> bool:
         """Whether only the axes grow that are summed over, as of a few queries."""
         gone = set(product.params["dimension_numbers"][0][side])
-        grows = [bool(axes & self._growing) for axes in self._of(node)]
+        grows = [bool(axes & self.growing) for axes in self._of(node)]
         free = [a for a in range(len(grows)) if a not in gone]
         return any(grows[a] for a in gone) and not any(grows[a] for a in free)
 
@@ -680,6 +700,9 @@ class Axes:
             labels = self._of(source)
             if source.weight:
                 self._mark(node, [(labels[0], Use.COPY)])
+                if self._program.is_map(node.loop):
+                    before = self._mapped.get(node.loop, NONE)
+                    self._mapped[node.loop] = before | labels[0]
             self.labels[node.id] = labels[1:]
             if source.id in self._rows:
                 self._rows[node.id] = self._rows[source.id]
@@ -707,6 +730,23 @@ class Axes:
             kept = tuple(x for i, x in enumerate(found) if i not in axes)
             if any(kept):
                 self._results[node.id] = kept
+            if node.op == "reduce_sum":
+                self._sum_copies(node, NONE.union(*(found[a] for a in axes)))
+
+    def _sum_copies(self, node: Node, summed: frozenset[Axis]) -> None:
+        """Kernels whose results are summed are one, e.g. those of an attention's heads.
+
+        What an expert computes is multiplied by a gate first.
+        """
+        product = _origin(node.operands[0])
+        copied = self._copied.get(product.id, NONE) & summed
+        for param, axis in copied:
+            for event in self.events[param]:
+                if event.node is product:
+                    event.uses[axis] = frozenset({Use.IN})
+        if copied:
+            self.units |= summed - copied
+            self.kernel_sums.add(node.id)
 
     _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
     _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce
@@ -725,6 +765,7 @@ _SAME_PLACE = frozenset(
         "cumlogsumexp",
         "fft",
         "sort",
+        "tile",
         "top_k",
         "scatter",
         "scatter-add",

@@ -149,6 +149,55 @@ class Branches:
             branch = self._branch(node)
             if branch is not None:
                 self.all.append(branch)
+        self._add_first()
+        self._leave_out_crossing()
+
+    def _add_first(self) -> None:
+        """Add the first of a stream's additions whose branch reads another value.
+
+        The line of the user's code says that it is one, as in a reversible network,
+        whose two streams read each other.
+        """
+        for branch in [*self.all]:
+            first = branch.trunk
+            known = first.id in self._trunks or not self._is_addition(first)
+            if known or not first.line or first.line != branch.add.line:
+                continue
+            at = branch.add.operands[1] is branch.end
+            skip, end = first.operands[1 - at], first.operands[at]
+            start = self._common(skip, end)
+            inside = frozenset() if start is None else self.between(start, end)
+            if self._kernels(inside) and not self._is_constant_to_gradients(end):
+                self._trunks[first.id] = skip
+                made = self._made(first, skip, end, inside)
+                self.all += [made] if made is not None else []
+        self.all.sort(key=lambda branch: branch.add.id)
+
+    def _leave_out_crossing(self) -> None:
+        """Leave out skips that begin within a longer stream's branch and end beyond.
+
+        An example is the first layer's values, which all layers add to theirs.
+        """
+        last = {b.add.id: b for b in self.all}
+        number: dict[int, int] = {}  # of the additions to a stream, by its beginning
+        begin: dict[int, int] = {}
+        for b in self.all:
+            before = last.get(b.trunk.id)
+            own = b.add.id if before is None else begin[before.add.id]
+            begin[b.add.id] = own
+            number[own] = number.get(own, 0) + 1
+
+        def crosses(one: Branch, other: Branch) -> bool:
+            apart = one.trunk.id in other.inside and one.add.id not in other.inside
+            longer = number[begin[one.add.id]] > number[begin[other.add.id]]
+            return apart and longer and other.add.id in one.inside
+
+        self.all = [b for b in self.all if not any(crosses(x, b) for x in self.all)]
+
+    @staticmethod
+    def _is_addition(node: Node) -> bool:
+        same = node.op in ("add", "add_any") and len(node.operands) == 2
+        return same and bool(node.shape) and all(x.data for x in node.operands)
 
     @staticmethod
     def before(node: Node) -> list[Node]:
@@ -200,6 +249,8 @@ class Branches:
         return frozenset(reached) if end.id in reached else frozenset()
 
     def _branch(self, node: Node) -> Branch | None:
+        if node.backward:
+            return None  # a sum of gradients
         if node.op in ("scatter-add", "scatter_add"):  # to some rows of the stream
             one, _, other = node.operands
         elif node.op in ("add", "add_any", "sub") and len(node.operands) == 2:
@@ -223,7 +274,25 @@ class Branches:
                         continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
                     return self._made(node, start, end, inside, factor)
-        return self._projected(node) if is_sum else None
+        if not is_sum:
+            return None
+        return self._carried(node, pairs) or self._projected(node)
+
+    def _carried(self, node: Node, pairs: Sequence[tuple[Node, Node]]) -> Branch | None:
+        """x + f(y), where the sum is the next x of a loop whose layers read x too."""
+        for skip, end in pairs:
+            trunk, factor = self.trunk(skip)
+            if trunk.op != "carry" or self.trunk(trunk.operands[1])[0] is not node:
+                continue
+            read = {x.id for at in (trunk, node) for x in self._axes.uses(at)}
+            start = self._common(skip, end)
+            inside = frozenset() if start is None else self.between(start, end)
+            inside = frozenset(
+                i for i in inside if self._program.nodes[i].loop == trunk.loop
+            )
+            if len(read - {node.id, trunk.id}) > 1 and self._kernels(inside):
+                return self._made(node, trunk, end, inside, factor)
+        return None
 
     def _starts(self, skip: Node, end: Node) -> Iterable[tuple[Node, Node, float]]:
         """Where the branch may start: (node, stream, the constant of the stream)."""
@@ -311,6 +380,10 @@ class Branches:
             return node.operands[0], factor * (value if node.op == "mul" else 1 / value)
         if node.op == "mul" and node.operands[0].value:
             return node.operands[1], factor * node.operands[0].value
+        if node.op == "fft":  # a sum of n terms of random signs; the inverse has 1 / n
+            sign = -0.5 if "I" in str(node.params["fft_type"]) else 0.5
+            size = math.prod(node.params["fft_lengths"])
+            return node.operands[0], factor * size**sign
         return node, factor
 
     def _same_stream(self, trunk: Node) -> Iterable[Node]:
@@ -525,29 +598,49 @@ class Branches:
         return factor
 
     def belongs_to_layer(self, node: Node) -> bool:
-        """Whether the layer before a constant is multiplied by it, and nothing else."""
-        layer, factor = self.trunk(node)
-        is_layer = layer.op in (*_KERNEL_OPS, "gather", "add")
-        has_weight = any(x.weight for x in layer.operands)
-        return is_layer and has_weight and self.outer(layer) == factor
+        """Whether a constant multiplies the layers before it, and nothing else."""
+        layers, factor = self._layers_before(node)
+        return bool(layers) and all(self.outer(layer) == factor for layer in layers)
+
+    def _layers_before(self, node: Node) -> tuple[list[Node], float]:
+        """The products that a value is a sum of, and the constant on the sum."""
+        node, factor = self.trunk(node)
+        while self._with_weight(node) is not None:
+            node, more = self.trunk(next(x for x in node.operands if x.data))
+            factor *= more
+        if node.op in (*_KERNEL_OPS, "gather"):
+            return [node], factor
+        if node.op in ("add", "add_any"):
+            inner = [self._layers_before(x) for x in node.operands]
+            if all(layers and more == 1 for layers, more in inner):
+                return [x for layers, _ in inner for x in layers], factor
+        return [], factor
+
+    @staticmethod
+    def _with_weight(node: Node) -> Node | None:
+        """The gain or the bias of a value that has one; None for other operations."""
+        if node.op not in ("mul", "add") or not any(x.data for x in node.operands):
+            return None
+        return next((x for x in node.operands if x.weight), None)
 
     def outer(self, node: Node) -> float:
         """The constant by which a result is multiplied next, also after its bias."""
         factor = 1.0
         while len(users := self._axes.uses(node)) == 1:
             user = users[0]
-            if user.op in ("mul", "div"):
-                other = user.operands[user.operands[0] is node]
-                if user.op == "mul" and other.weight and math.prod(other.shape) == 1:
-                    node = user  # a learned number
-                    continue
-                if not other.value or (user.op == "div" and user.operands[1] is node):
+            other = user.operands[user.operands[0] is node and len(user.operands) > 1]
+            if user.op in ("mul", "div") and other.value:
+                if user.op == "div" and user.operands[1] is node:
                     break
                 factor *= other.value if user.op == "mul" else 1 / other.value
-            elif user.op == "add":
-                if not user.operands[user.operands[0] is node].weight:
+            elif user.op in ("add", "add_any") and other.data:
+                # Also that of another layer which is added.
+                alone = len(self._axes.uses(other)) == 1
+                if not alone or not self._layers_before(other)[0]:
                     break
-            elif user.op not in MOVES and user.op not in ("scan_out", "last", SUM):
+            elif self._with_weight(user) is None and not (
+                user.op in MOVES or user.op in ("scan_out", "last", SUM)
+            ):
                 break
             node = user
         return factor

@@ -178,6 +178,13 @@ class _Comparison:
                     f" or declare the axes: {remedy(path, leaf.shape)}"
                 )
             role = Found(path, (), (), (), False, False, None)
+        if grows & set(role.mixed):
+            raise ValueError(
+                f"axis {role.mixed[0]} of {path!r} holds both the inputs and the "
+                f"outputs of a kernel ({role.line}), so that it has no fan-in of its "
+                "own; store each kernel with an axis for its inputs and one for its "
+                "outputs, e.g. by call=lambda params, *inputs: ... that flattens them"
+            )
         only_in = grows & set(role.in_axes) and not grows & set(role.out_axes)
         if role.tied and not role.table and only_in:
             # First a readout, then an input.
@@ -365,11 +372,18 @@ class _Comparison:
 
     @staticmethod
     def _outermost(branches: list[Branch]) -> list[Branch]:
-        return [
-            b
-            for b in branches
-            if not any(b.add.id in x.inside for x in branches if x is not b)
-        ]
+        adds = {b.add.id: b for b in branches}
+
+        def is_within(branch: Branch, other: Branch) -> bool:
+            """Whether the stream of a branch starts within another branch."""
+            if branch is other or branch.add.id not in other.inside:
+                return False
+            trunk = branch.trunk
+            while trunk.id in other.inside and trunk.id in adds:
+                trunk = adds[trunk.id].trunk
+            return trunk is other.trunk or trunk.id in other.inside
+
+        return [b for b in branches if not any(is_within(b, x) for x in branches)]
 
     def _inside(self, counted: list[Branch]) -> set[str]:
         """The parameters inside residual branches."""
@@ -408,7 +422,9 @@ class _Comparison:
             for event in self.large.events(path):
                 if event.node.op == "scan_in" and not event.is_use:
                     small = self.small.reading.leaves[self.twin[path]].shape
-                    for axis in event.axes(Use.COPY):
+                    role = self.large.roles[path]
+                    copies = () if role is None else role.copies
+                    for axis in set(event.axes(Use.COPY)) & set(copies):
                         if small[axis] != self._leaves[path].shape[axis]:
                             ratios[path] = self._leaves[path].shape[axis] / small[axis]
         return ratios
@@ -767,13 +783,7 @@ class _Comparison:
         first = self._constant(self.large, role.node) / self._constant(
             self.small, before.node
         )
-        if not _alike(first, 1):
-            raise ValueError(
-                f"what {path!r} looks up ({role.line}) is multiplied by {first:.4g} "
-                "times as much in the target as in the base, and it is the readout "
-                "too, so that it cannot carry this; use the same constant in both, "
-                "e.g. that of the base"
-            )
+        found[path] = dataclasses.replace(scale, carried=scale.carried / first)
         now, then = (
             next(
                 e.node
@@ -783,6 +793,7 @@ class _Comparison:
             for m, p in ((self.large, path), (self.small, self.twin[path]))
         )
         ratio = self._constant(self.large, now) / self._constant(self.small, then)
+        ratio /= first  # the table carries this, also as the readout
         if _alike(ratio, 1 / width):
             return
         data = next(x for x in now.operands if x.data)

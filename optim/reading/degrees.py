@@ -46,17 +46,19 @@ class Degree(NamedTuple):
       constant: only up to the next product with a parameter, to which later
         constants belong.
       open: whether there was no such product yet.
+      alone: whether nothing of another degree was added, so that a norm removes it.
     """
 
     power: float
     constant: float = 1.0
     open: bool = True
+    alone: bool = True
 
     def times(self, constant: float) -> "Degree":
         return self._replace(constant=self.constant * constant) if self.open else self
 
     def to(self, power: float) -> "Degree":
-        return Degree(self.power * power, self.constant**power, self.open)
+        return self._replace(power=self.power * power, constant=self.constant**power)
 
 
 _ONE = Degree(0.0)
@@ -96,6 +98,9 @@ def constant_that_matters(
             degree = _degree(node, found)
             if degree.power and node.id in outputs:
                 raise _MattersError(degree)
+            mixed = [d for x in node.operands if not (d := found.get(x.id, _ONE)).alone]
+            if mixed and mixed[0].power != degree.power:
+                raise _MattersError(mixed[0])
         except _MattersError as reason:
             found_at = reason.degree
             return math.copysign(found_at.constant ** (1 / found_at.power), 1)
@@ -135,11 +140,11 @@ def _degree(node: Node, found: dict[int, Degree]) -> Degree:
         return some.to({"sqrt": 0.5, "rsqrt": -0.5, "cbrt": 1 / 3}[node.op])
     if node.op == "pow" and node.operands[1].value is not None:
         return each[0].to(node.operands[1].value)
-    if node.op in _INDEPENDENT or (node.op == "top_k" and node.params["result"]):
-        return _ONE
-    if node.op == "top_k":
+    if node.op == "top_k" and not node.params["result"]:
         return each[0]
-    if node.op in _COMPARISONS:
+    if node.op in (*_INDEPENDENT, "top_k") and some.alone:
+        return _ONE
+    if node.op in _COMPARISONS and some.alone:
         other = each[0].power == each[1].power
         if other or any(x.value == 0 for x in node.operands):
             return _ONE
@@ -153,6 +158,7 @@ def _joined(one: Degree, other: Degree) -> Degree:
         one.power + other.power,
         one.constant * other.constant,
         one.open and other.open,
+        one.alone and other.alone,
     )
 
 
@@ -182,7 +188,9 @@ def _sum(node: Node, each: list[Degree]) -> Degree:
     for operand, degree in data:
         if degree.power == some.power or (not degree.power and _is_void(operand, node)):
             continue
-        raise _MattersError(some)
+        if degree.power or node.op not in ("add", "add_any", "sub"):
+            raise _MattersError(some)
+        some = some._replace(alone=False)
     return some
 
 

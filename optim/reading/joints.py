@@ -134,22 +134,6 @@ class Segmented(Program):
             return self._reduce
         return getattr(self, f"_push_{op}", None)
 
-    def _flow(self) -> None:
-        """Leave out the joins that nothing uses."""
-        used = {id(x) for x in self.outputs}
-        used |= {id(x) for n in self.nodes if n.op == "carry" for x in n.operands}
-        kept: list[Node] = []
-        for node in reversed(self.nodes):
-            unused = node.joint is not None or node.op in ("slice", "broadcast_in_dim")
-            if unused and id(node) not in used:
-                continue
-            used |= {id(x) for x in node.operands}
-            kept.append(node)
-        self.nodes = kept[::-1]
-        for i, node in enumerate(self.nodes):
-            node.id = i
-        super()._flow()
-
     def _each(
         self,
         call: "_Call",

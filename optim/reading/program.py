@@ -50,12 +50,14 @@ _FOLD |= {
     "abs": np.abs,
     "square": np.square,
 }
+_ONCE = frozenset((*_ALONE, "square", "reduce_sum", "broadcast_in_dim", "reshape"))
 # Operations that give every entry of their operand a place, and change none.
 MOVES = frozenset(
     {
         "convert_element_type",
         "copy",
         "copy_p",
+        "device_put",
         "reshape",
         "squeeze",
         "expand_dims",
@@ -189,6 +191,7 @@ class Program:
         self.loops: dict[int, tuple[int, int, bool]] = {}
         self._carried: dict[int, list[Node]] = {}
         self._sliced: dict[int, list[Node]] = {}
+        self._computed: dict[tuple[Any, ...], Node] = {}
         self._runs, self._loop = 1, 0
         self._at: tuple[int, ...] = ()
         self._calls: tuple[Any, ...] = ()
@@ -237,6 +240,23 @@ class Program:
     ) -> Node:
         """The result of an operation."""
         params = params or {}
+        if op not in _ONCE:
+            return self._made(op, operands, shape, source, params)
+        # What is computed twice, e.g. a stream that each layer sums up anew, is one.
+        terms = ((x.id, None) if x.value is None else (-1, x.value) for x in operands)
+        key = op, *terms, tuple(shape), self._loop, str(params)
+        if key not in self._computed:
+            self._computed[key] = self._made(op, operands, shape, source, params)
+        return self._computed[key]
+
+    def _made(
+        self,
+        op: str,
+        operands: list[Node],
+        shape: Sequence[int],
+        source: Any,
+        params: dict[str, Any],
+    ) -> Node:
         known = _fields(_fold(op, operands, params, tuple(shape)))
         return self._new(op, operands, shape, params=params, source=source, **known)
 
@@ -405,7 +425,7 @@ class Program:
         params, source = equation.params, equation.source_info
         before, consts = params["cond_nconsts"], params["body_nconsts"]
         body = params["body_jaxpr"]
-        with self._loop_body(1):
+        with self._loop_body(_iterations(params, operands)):
             carried = [
                 self._new("carry", [node], node.shape, source=source)
                 for node in operands[before + consts :]
@@ -420,8 +440,32 @@ class Program:
             carry.operands.append(after)
         return [self._new("last", [node], node.shape) for node in results]
 
+    def _leave_out_unused(self) -> None:
+        """Keep what results depend on, and parameters that are used nowhere else."""
+        used = {id(x) for x in self.outputs}
+        self._add_sources(used)
+        alone = {id(x) for x in self.params} - used
+        for node in self.nodes:
+            if any(id(x) in alone for x in node.operands):
+                alone.add(id(node))
+        used |= alone | {id(x) for x in (*self.params, *self.inputs)}
+        self._add_sources(used)
+        self.nodes = [node for node in self.nodes if id(node) in used]
+        for i, node in enumerate(self.nodes):
+            node.id = i
+
+    def _add_sources(self, used: set[int]) -> None:
+        """Add all that some nodes are computed from."""
+        before = -1
+        while len(used) > before:  # once more for the end of a loop's body
+            before = len(used)
+            for node in reversed(self.nodes):
+                if id(node) in used:
+                    used |= {id(x) for x in node.operands}
+
     def _flow(self) -> None:
         """Find which nodes depend on inputs, and which on parameters only."""
+        self._leave_out_unused()
         depends = [False] * len(self.nodes)
         changed = True
         while changed:  # a loop's carry depends on the end of its body
@@ -437,6 +481,11 @@ class Program:
             slices = self._sliced.get(loop, ())
             over_data = any(y.data for x in slices for y in (x, *x.operands))
             self.loops[loop] = length, parent, over_data
+
+    def is_map(self, loop: int) -> bool:
+        """Whether a loop does the same with each entry of stacked parameters alone."""
+        starts = self._carried.get(loop, ())
+        return not any(x.data for x in starts) and not self.loops[loop][2]
 
     def carries_through(self, node: Node, loop: int) -> bool:
         """Whether a node of a loop's body is computed from the loop's carry."""
@@ -533,7 +582,7 @@ def _moved(
 def _part(name: str, node: Node, known: Any, params: Any) -> Any:
     if name != "slice" or np.shape(known) != node.shape:
         return known
-    strides = params["strides"] or (1,) * len(node.shape)
+    strides = params.get("strides") or (1,) * len(node.shape)
     starts, limits = params["start_indices"], params["limit_indices"]
     return known[tuple(map(slice, starts, limits, strides))]
 
@@ -557,6 +606,34 @@ def _rows(
     if not whole or (strides and strides[axis] != 1):
         return None
     return [(start[axis], limit[axis])]
+
+
+def _iterations(params: Any, operands: list[Node]) -> int:
+    """How often a `while_loop` runs that counts in steps of one; 1 if not known."""
+    test, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
+    before, consts = params["cond_nconsts"], params["body_nconsts"]
+    if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt":
+        return 1
+    counter, limit = test.eqns[0].invars
+    given = dict(zip(test.invars[:before], operands, strict=False))
+    end = limit.val if isinstance(limit, core.Literal) else _value(given.get(limit))
+    if end is None or counter not in test.invars[before:]:
+        return 1
+    at = test.invars.index(counter) - before
+    start = _value(operands[before + consts + at])
+    old, new = body.invars[consts + at], body.outvars[at]
+    steps = [
+        atom.val
+        for eqn in body.eqns
+        if eqn.primitive.name == "add" and new in eqn.outvars and old in eqn.invars
+        for atom in eqn.invars
+        if isinstance(atom, core.Literal)
+    ]
+    return max(int(end - start), 1) if steps == [1] and start is not None else 1
+
+
+def _value(node: Node | None) -> float | None:
+    return None if node is None else node.value
 
 
 class _Loop:

@@ -23,6 +23,7 @@ class Found:
       tied: whether the table also multiplies activations, as a readout.
       node: the operation that decides; None if the user declared the axes.
       tied_node: the product of a tied table with activations.
+      mixed: the axes of which a part is summed over and a part indexes results.
     """
 
     path: str
@@ -33,6 +34,7 @@ class Found:
     tied: bool
     node: Node | None
     tied_node: Node | None = None
+    mixed: tuple[int, ...] = ()
 
     @property
     def reversed(self) -> "Found":
@@ -173,6 +175,9 @@ def _found(
         links |= set(each.axes(Use.LINK))
     into |= set(event.axes(Use.IN))
     out_axes |= set(event.axes(Use.OUT))
+    mixed = _sorted(into & out_axes - copies)
+    if len(mixed) == 2 and into == out_axes:  # a symmetric function of a kernel
+        into, mixed = {mixed[0]}, ()
     if links:
         # Summed against another parameter: the other end of what meets activations.
         if into and not into & links:
@@ -195,6 +200,7 @@ def _found(
         back is not None,
         event.node,
         back,
+        mixed,
     )
 
 

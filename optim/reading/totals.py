@@ -80,7 +80,8 @@ class Totals:
             return None
         joined, axes = _uncast(node.operands[0]), node.params["axes"]
         if joined.op == "scan_out" and 0 in axes:
-            return joined
+            is_map = self._program.is_map(joined.operands[0].loop)
+            return None if is_map else joined
         if joined.op != "concatenate":
             return None
         axis = joined.params["dimension"]

@@ -1,0 +1,216 @@
+"""Kernels, tables and constants in unusual places, from real code bases."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from .kit import floats, layers, program, zeros
+from .plain import S, T, X, norm
+from .transformers import flat, heads
+
+ENDS = {"in": "I", "out": "O"}
+
+
+def ends(n, outputs=3):
+    return {"in": (5, n), "out": (n, outputs)}
+
+
+def unit(x):
+    return x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True))
+
+
+@program({**ENDS, "u": "H", "s": "V"})
+def unit_then_kernel_then_gain_then_root(n):
+    p = zeros(**ends(n), u=(n, n), s=(n,))
+
+    def call(p, x):
+        h = unit(x @ p["in"]) @ p["u"] * p["s"] * n**0.5
+        return jnp.tanh(h) @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "s": "F"})
+def unit_then_readout_then_gain_then_root(n):
+    p = zeros(**ends(n), s=(3,))
+    return p, X, lambda p, x: (unit(x @ p["in"]) @ p["out"]) * p["s"] * n**0.5
+
+
+def relative_keys(n, shared):
+    """Shaw's relative keys: a table of vectors that queries are multiplied with."""
+    square = dict.fromkeys("qkvo", (n, n))
+    p = zeros(**ends(n), **square, emb=(11, n // 2))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (heads(x @ p[c], n // 2) for c in "qkv")
+        d = q.shape[-1]
+        r = p["emb"][jnp.arange(6)[:, None] - jnp.arange(6)[None] + 5]
+        a = jnp.einsum("bhid,bhjd->bhij", q, k)
+        b = jnp.einsum("bhid,ijd->bhij", q, r)
+        s = (a + b) * (2.0 / d) if shared else a * (2.0 / d) + b
+        return flat(jax.nn.softmax(s) @ v) @ p["o"] @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, "(q|k|v|o)": "H", "emb": "O"}, carries={"emb": 4.0})
+def relative_keys_within_the_scale(n):
+    return relative_keys(n, True)
+
+
+@program({**ENDS, "(q|k|v|o)": "H", "emb": "O"})
+def relative_keys_outside_of_the_scale(n):
+    return relative_keys(n, False)
+
+
+def of_each_head(n):
+    into = dict.fromkeys("qkv", (n // 4, n, 4))
+    return zeros(**ends(n), **into, o=(n // 4, 4, n))
+
+
+def head(x, q, k, v, o):
+    return jax.nn.softmax((x @ q) @ (x @ k).mT / 2.0, -1) @ (x @ v) @ o
+
+
+@program({**ENDS, "q|k|v|o": "H"})
+def vmap_over_heads_whose_number_grows(n):
+    def call(p, x):
+        each = jax.vmap(head, in_axes=(None, 0, 0, 0, 0))
+        y = jax.vmap(lambda x: each(x, *(p[c] for c in "qkvo")).sum(0))(x @ p["in"])
+        return y @ p["out"]
+
+    return of_each_head(n), S, call
+
+
+@program({**ENDS, "q|k|v|o": "H"})
+def heads_by_lax_map(n):
+    def call(p, x):
+        x = x @ p["in"]
+        each = lax.map(lambda w: head(x, *w), tuple(p[c] for c in "qkvo"))
+        return each.sum(0) @ p["out"]
+
+    return of_each_head(n), S, call
+
+
+@program(
+    {**ENDS, "w": "H|I|O|V", "[abc]": "H|I|O"}, asks="both the inputs and the outputs"
+)
+def flat_vector_of_parameters(n, remedy=False):
+    tree = zeros(a=(5, n), b=(n, n), c=(n, 3))
+    vector, unravel = ravel_pytree(tree)
+
+    def call(p, x):
+        w = p if remedy else unravel(p["w"])
+        return jnp.tanh(jnp.tanh(x @ w["a"]) @ w["b"]) @ w["c"]
+
+    return tree if remedy else {"w": vector}, X, call
+
+
+@program({**ENDS, "w": "H"})
+def symmetric_and_skew_kernels(n):
+    def call(p, x):
+        w = p["w"] - p["w"].T - 0.1 * jnp.eye(n)
+        return jnp.tanh(jnp.tanh(x @ p["in"]) @ w) @ p["out"]
+
+    return zeros(**ends(n), w=(n, n)), X, call
+
+
+@program({**ENDS, "w": "H"}, asks="cannot be read")
+def orthogonal_kernel_by_cayley(n, remedy=False):
+    def call(p, x):
+        a = p["w"] - p["w"].T
+        q = p["w"] if remedy else jnp.linalg.solve(jnp.eye(n) + a, jnp.eye(n) - a)
+        return jnp.tanh(jnp.tanh(x @ p["in"]) @ q) @ p["out"]
+
+    return zeros(**ends(n), w=(n, n)), X, call
+
+
+def fourier(n, back=lambda x: x, **options):
+    def call(p, x):
+        h = back(jnp.fft.fft(jnp.tanh(x @ p["in"]), **options).real)
+        return jnp.tanh(h @ p["w"]) @ p["out"]
+
+    return zeros(**ends(n), w=(n, n)), X, call
+
+
+@program({**ENDS, "w": "H"}, carries={"w": 0.5})
+def fft_of_units(n):
+    return fourier(n)
+
+
+@program({**ENDS, "w": "H"})
+def fft_of_units_orthonormal(n):
+    return fourier(n, norm="ortho")
+
+
+@program({**ENDS, "w": "H"})
+def fft_of_units_divided_by_the_root(n):
+    return fourier(n, lambda x: x / n**0.5)
+
+
+@program({**ENDS, "u": "F", "b": "F"})
+def split_of_constants(n):
+    def call(p, x):
+        a, b = jnp.split(jnp.arange(4.0), 2)
+        return (jnp.tanh(x @ p["in"]) @ p["out"]) * a + b
+
+    return zeros(**ends(n, 2), u=(4, 4), b=(4,)), X, call
+
+
+@program({"e": "I", "w": "H", "g": "V"}, carries={"e": 0.5, "g": 0.5})
+def tied_embedding_times_the_root_of_the_width(n):
+    def call(p, x):
+        x = jnp.tanh(norm(p["e"][x] * n**0.5) @ p["w"])
+        return norm(x, p["g"]) @ p["e"].T
+
+    return zeros(e=(7, n), w=(n, n), g=(n,)), T, call
+
+
+@program({"e": "I", "w": "H", "g": "V"}, carries={"g": 0.25})
+def last_norm_computed_twice_as_in_gpt_neo(n):
+    def call(p, x):
+        x = jnp.tanh(p["e"][x] @ p["w"])
+        norm(x, p["g"])
+        return norm(x, p["g"]) @ p["e"].T
+
+    return zeros(e=(7, n), w=(n, n), g=(n,)), T, call
+
+
+@program(
+    {
+        r"s/\d/(l|u)": "F",
+        r"s/\d/c1": "I",
+        r"s/\d/c2": "H",
+        r"s/\d/c3": "O",
+        r"s/\d/(logs|b)": "F",
+    }
+)
+def glow_steps_with_lu_convolutions(n):
+    kernels = {"c1": (3, 3, 2, n), "c2": (1, 1, n, n), "c3": (3, 3, n, 4)}
+    p = {"s": layers(3, l=(4, 4), u=(4, 4), logs=(4,), b=(4,), **kernels)}
+
+    def conv(x, kernel):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=numbers
+        )
+
+    def call(p, x):
+        total = 0.0
+        for w in p["s"]:
+            x = (x + w["b"]) * jnp.exp(w["logs"])
+            kernel = (jnp.tril(w["l"], -1) + jnp.eye(4)) @ jnp.triu(w["u"])
+            x = jnp.einsum("bhwc,dc->bhwd", x, kernel)
+            total = total + jnp.log(jnp.abs(jnp.diag(w["u"]))).sum()
+            a, b = jnp.split(x, 2, -1)
+            h = jax.nn.relu(conv(jax.nn.relu(conv(a, w["c1"])), w["c2"]))
+            h = conv(h, w["c3"])
+            s = jax.nn.sigmoid(h[..., 1::2] + 2.0)
+            total = total + jnp.log(s).sum((1, 2, 3))
+            x = jnp.concatenate([a, (b + h[..., ::2]) * s], -1)
+        return x, total + np.pi
+
+    return p, (floats(2, 4, 4, 4),), call

@@ -1,0 +1,134 @@
+"""Residual streams that are not one chain of x + f(x): two streams, mixed values."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .kit import layers, program, zeros
+from .plain import S, X, attention, norm
+from .transformers import flat, heads
+
+ENDS = {"in": "I", "out": "O"}
+
+
+def mlp(w, x):
+    return jax.nn.gelu(norm(x) @ w["u"]) @ w["d"]
+
+
+@program({**ENDS, r"b/\d/v": "Hb", r"b/\d/o": "He"}, deep=True)
+def mixed_values_of_an_mlp(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, v=(n, n), o=(n, n))}
+
+    def call(p, x):
+        x, first = x @ p["in"], None
+        for w in p["b"]:
+            v = jnp.tanh(x) @ w["v"]
+            first = v if first is None else first
+            x = x + jnp.tanh(v + first) @ w["o"]
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "(v|o)0": "Hb", "v": "Hb", "o": "He"}, deep=True)
+def mixed_values_in_a_scan(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, v=(L, n, n), o=(L, n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        first = jnp.tanh(x) @ p["v"][0]
+
+        def layer(x, w):
+            v, o = w
+            return x + jnp.tanh(jnp.tanh(x) @ v + first) @ o, None
+
+        return lax.scan(layer, x, (p["v"], p["o"]))[0] @ p["out"]
+
+    return p, X, call
+
+
+@program(
+    {**ENDS, r"b/\d/(q|k|v|u)": "Hb", r"b/\d/(o|d)": "He", r"b/\d/lam": "Fb"},
+    deep=True,
+)
+def value_residual_of_the_first_layer(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    square = dict.fromkeys("qkvoud", (n, n))
+    p |= {"b": layers(L, lam=(2,), **square)}
+
+    def call(p, x):
+        x, first = x @ p["in"], None
+        for w in p["b"]:
+            y = norm(x)
+            q, k, v = (heads(y @ w[c], 4) for c in "qkv")
+            first = v if first is None else first
+            v = w["lam"][0] * v + w["lam"][1] * first
+            x = x + flat(attention(q, k, v, 0.5)) @ w["o"]
+            x = x + jnp.square(jax.nn.relu(norm(x) @ w["u"])) @ w["d"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+REVERSIBLE = {**ENDS, r"(f|g)(/\d)?/u": "Hb", r"(f|g)(/\d)?/d": "He"}
+
+
+@program(REVERSIBLE, deep=True)
+def reversible_network_of_two_streams(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {name: layers(L, u=(n // 2, n), d=(n, n // 2)) for name in "fg"}
+
+    def call(p, x):
+        a, b = jnp.split(x @ p["in"], 2, -1)
+        for f, g in zip(p["f"], p["g"], strict=True):
+            a = a + mlp(f, b)
+            b = b + mlp(g, a)
+        return jnp.concatenate([a, b], -1) @ p["out"]
+
+    return p, X, call
+
+
+@program(REVERSIBLE, deep=True)
+def reversible_network_in_a_scan(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {name: zeros(u=(L, n // 2, n), d=(L, n, n // 2)) for name in "fg"}
+
+    def call(p, x):
+        def layer(streams, w):
+            a, b = streams
+            a = a + mlp(w[0], b)
+            return (a, b + mlp(w[1], a)), None
+
+        streams = tuple(jnp.split(x @ p["in"], 2, -1))
+        streams, _ = lax.scan(layer, streams, (p["f"], p["g"]))
+        return jnp.concatenate(streams, -1) @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def while_loop_over_stacked_parameters(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(L, n, n), d=(L, n, n))
+
+    def call(p, x):
+        def body(state):
+            i, x = state
+            return i + 1, x + mlp({"u": p["u"][i], "d": p["d"][i]}, x)
+
+        _, x = lax.while_loop(lambda state: state[0] < L, body, (0, x @ p["in"]))
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def stream_collected_in_a_list_and_summed(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        outs = [x @ p["in"]]
+        for w in p["b"]:
+            outs.append(mlp(w, sum(outs)))
+        return sum(outs) @ p["out"]
+
+    return p, X, call
