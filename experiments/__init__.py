@@ -41,7 +41,7 @@ def load(module: str, name: str) -> Any:
       name: the name in it.
 
     Raises:
-      ModuleNotFoundError: a package of `mupax[train]` is missing.
+      ModuleNotFoundError: a package of the extra `train` is missing.
     """
     try:
         return getattr(importlib.import_module(f".{module}", __name__), name)
@@ -49,7 +49,8 @@ def load(module: str, name: str) -> Any:
         if error.name is None or error.name.startswith("mupax"):
             raise
         raise ModuleNotFoundError(
-            f"{name} needs {error.name}: pip install 'mupax[train]'", name=error.name
+            f"{name} needs {error.name}: pip install '.[train]' in a clone of mupax",
+            name=error.name,
         ) from None
 
 

@@ -104,12 +104,12 @@ def import_extra(package: str, extra: str, user: str) -> Any:
 
     Args:
       package: its name.
-      extra: the extra, e.g. "search" of `pip install 'mupax[search]'`.
+      extra: the extra, e.g. "search" of `pip install '.[search]'`.
       user: what needs it, for the message.
     """
     try:
         return importlib.import_module(package)
     except ImportError:
         raise UserError(
-            f"{user} needs {package}: pip install 'mupax[{extra}]'"
+            f"{user} needs {package}: pip install '.[{extra}]' in a clone of mupax"
         ) from None

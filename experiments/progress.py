@@ -11,8 +11,7 @@ def bar(
 ) -> rich.progress.Progress:
     """A progress bar of rich: name, bar, count, time elapsed and time remaining.
 
-    Notebooks need `ipywidgets` (`pip install 'mupax[notebook]'`) to show it. Without
-    `ipywidgets`, the bar is left out with a note.
+    Notebooks need `ipywidgets` to show it. Without it, the bar is left out with a note.
 
     Args:
       name: a format of the name, e.g. "{task.description}".
@@ -22,7 +21,7 @@ def bar(
     disable = console.is_jupyter and importlib.util.find_spec("ipywidgets") is None
     if disable:
         console.print(
-            "No progress bar: it needs pip install 'mupax[notebook]'.",
+            "No progress bar: it needs pip install '.[notebook]' in a clone of mupax.",
             highlight=False,
             markup=False,
         )

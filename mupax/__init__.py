@@ -7,7 +7,7 @@ Tune a small model, and use the same learning rate for the large one.
 * `mupax.zoo`: Flax NNX models with matching initialization and multipliers.
 * `mupax.coord_check`: check that activations change by the same amount at every size.
 * `mupax.sweep`: measure how the optimal hyperparameters of your own model change with
-  its size. It needs the packages of `mupax[train]`, as all of `mupax.experiments`.
+  its size. It needs the packages of the extra `train`, as all of `mupax.experiments`.
 * `mupax.train`: train a model of the zoo, also on data from Python.
 """
 

@@ -29,7 +29,7 @@ def main() -> int:
             raise
         print(
             f"mupax: this command needs {error.name}, which is not part of the base "
-            "install; install it with: pip install 'mupax[train]'",
+            "install; install it with: pip install '.[train]' in a clone of mupax",
             file=sys.stderr,
         )
         return 2

@@ -2,9 +2,7 @@
 
 import dataclasses
 import pathlib
-
-import rich.console
-import rich.table
+import textwrap
 
 from mupax.experiments.errors import UserError, nearest
 from mupax.experiments.sweep import space
@@ -106,13 +104,10 @@ def why_not(figure: Figure) -> str:
 
 def print_list() -> None:
     """Print every figure, and for those that are not drawn the reason."""
-    table = rich.table.Table(title="figures of the papers", show_lines=True)
-    table.add_column("id", no_wrap=True)
-    for head in ("figure", "claim", "here"):
-        table.add_column(head)
     for figure in figures().values():
         here = why_not(figure)
         if figure.draw is not None:
             here = f"drawn: {figure.how}" if figure.how else "drawn"
-        table.add_row(figure.id, f"{figure.paper}, {figure.number}", figure.claim, here)
-    rich.console.Console().print(table)
+        print(f"{figure.id}  {figure.paper}, {figure.number}")
+        for text in (figure.claim, here):
+            print(textwrap.fill(text, 80, initial_indent="  ", subsequent_indent="  "))

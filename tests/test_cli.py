@@ -302,7 +302,7 @@ def test_a_missing_extra_is_named():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
     assert "ml_collections" in done.stderr
-    assert "pip install 'mupax[train]'" in done.stderr
+    assert "pip install '.[train]'" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["mupax sweep", "mupax.experiments defaults"])
@@ -312,7 +312,10 @@ def test_a_missing_extra_is_named_at_import(name):
         f"import sys; sys.modules['ml_collections'] = None; from {module} import {name}"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f"{name} needs ml_collections: pip install 'mupax[train]'" in done.stderr
+    assert (
+        f"{name} needs ml_collections: pip install '.[train]' in a clone of mupax"
+        in done.stderr
+    )
 
 
 def test_models_lists_the_zoo(capsys):

@@ -455,7 +455,7 @@ def test_one_picture_for_each_axis(tmp_path):
 
 def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mupax\[train\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '.\[train\]'"):
         synthetic(0.0, 0.1).plot(tmp_path / "check.png")
 
 

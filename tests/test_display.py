@@ -177,7 +177,7 @@ def test_a_notebook_without_ipywidgets_gets_a_line_instead_of_a_bar(monkeypatch)
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
     count = rich.progress.TaskProgressColumn()
     assert progress.bar("", count, console).disable
-    assert "pip install 'mupax[notebook]'" in shown.getvalue()
+    assert "pip install '.[notebook]' in a clone of mupax" in shown.getvalue()
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: name)
     assert not progress.bar("", count, console).disable
 

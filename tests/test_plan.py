@@ -165,7 +165,7 @@ def test_an_unknown_machine_is_one_sentence(capsys, topology, sentence):
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
-    reason="compiling for TPUs needs libtpu: pip install 'mupax[tpu]'",
+    reason="compiling for TPUs needs libtpu: pip install '.[tpu]' in a clone of mupax",
 )
 
 

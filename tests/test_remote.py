@@ -258,10 +258,10 @@ def test_without_its_package_the_extra_is_named(monkeypatch, kind, extra):
     monkeypatch.setitem(sys.modules, package, None)
     known = sys.modules["fsspec.registry"]._registry
     monkeypatch.delitem(known, kind, raising=False)
-    with pytest.raises(ValueError, match=rf"pip install 'mupax\[{extra}\]'"):
+    with pytest.raises(ValueError, match=rf"pip install '.\[{extra}\]'"):
         zoo.load_pretrained(f"{kind}://bucket/model")
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(ValueError, match=rf"pip install 'mupax\[{extra}\]'"):
+    with pytest.raises(ValueError, match=rf"pip install '.\[{extra}\]'"):
         zoo.save(zoo.load_pretrained("resmlp_digits"), f"{kind}://bucket/model")
 
 

@@ -185,7 +185,7 @@ def test_a_missing_package_is_said_in_one_sentence(tmp_path, monkeypatch):
     for name, module in (("dask", "distributed"), ("slurm", "submitit")):
         monkeypatch.setitem(__import__("sys").modules, module, None)
         with (
-            pytest.raises(UserError, match=f"pip install 'mupax.{name}.'"),
+            pytest.raises(UserError, match=f"pip install '..{name}.'"),
             executors.opened(name, 1, tmp_path),
         ):
             pass

@@ -204,7 +204,7 @@ def test_settings_of_a_tokenizer_lose_no_text(song, tmp_path):
 def test_a_missing_package_is_named(song, tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UserError, match=r"pip install .mupax\[text\]"):
+    with pytest.raises(UserError, match=r"pip install '.\[text\]'"):
         open_song(song, tokenizer=tmp_path / "tokenizer.json")
 
 

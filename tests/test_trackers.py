@@ -278,9 +278,9 @@ def test_the_command_says_what_is_missing(capsys, tmp_path):
 def test_a_missing_extra_says_how_to_install_it(monkeypatch):
     for name in ("pandas", "optuna"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=r"pip install 'mupax\[pandas\]'"):
+    with pytest.raises(UserError, match=r"pip install '.\[pandas\]'"):
         export.dataframe([])
-    with pytest.raises(UserError, match=r"pip install 'mupax\[optuna\]'"):
+    with pytest.raises(UserError, match=r"pip install '.\[optuna\]'"):
         export.study([])
 
 

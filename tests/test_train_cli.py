@@ -411,7 +411,10 @@ def test_when_the_disk_is_full_the_last_good_checkpoint_stays(tmp_path, data_dir
         ("--config.ema=1.5", "ema=1.5 must be positive and below 1"),
         ("--config.profile=(5, 2)", "must be (first step, last step)"),
         ("--config.wandb=mine", "needs its package"),
-        ("--config.mlflow=mine", "needs its package: pip install 'mupax[mlflow]'"),
+        (
+            "--config.mlflow=mine",
+            "needs its package: pip install '.[mlflow]' in a clone of mupax",
+        ),
         ("--config.augment=('flop',)", "there is no augmentation 'flop'"),
         ("--processes=2", "--processes needs --distributed"),
     ],

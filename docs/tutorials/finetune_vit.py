@@ -11,7 +11,7 @@
 # The zoo reads weights of timm, torchvision, big_vision and transformers, from files
 # or from the Hugging Face hub ([the zoo](../zoo.md#pretrained-weights)). So that you
 # need no network, this tutorial first trains a small model and writes it in timm's
-# layout. Install with `pip install 'mupax[train,hub]'`.
+# layout. Install with `pip install '.[train,hub]'`.
 
 # %%
 import pathlib

@@ -10,7 +10,7 @@
 #
 # Hyperparameters transfer because training converges to a limit as networks grow. The
 # solvers in `mupax.experiments.theory` compute such limits. Install with `pip
-# install 'mupax[train]'`.
+# install '.[train]'`.
 
 # %%
 import matplotlib.pyplot as plt

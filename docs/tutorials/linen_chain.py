@@ -10,7 +10,7 @@
 #
 # You have Linen code and an optimizer that you wrote as an `optax.chain`. You keep
 # both and add two transforms to the chain. `optim.check_chain` then checks the chain
-# before you train. Install with `pip install mupax scikit-learn`.
+# before you train. Install with `pip install . scikit-learn`.
 
 # %%
 import jax

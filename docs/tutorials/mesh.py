@@ -10,7 +10,7 @@
 #
 # This tutorial trains the same model on differently split meshes of eight devices,
 # and estimates what the training step needs on accelerators. The eight devices are
-# simulated on the CPU. Install with `pip install 'mupax[train]'`.
+# simulated on the CPU. Install with `pip install '.[train]'`.
 
 # %%
 import json
@@ -91,7 +91,7 @@ np.testing.assert_allclose(replicated, split, rtol=1e-4)
 # `mupax plan` compiles the training step for a topology. It prints the memory per
 # chip and its limit, the bytes that each kind of collective moves, and a lower bound
 # on the time of a step. For GPUs it compiles for CPU devices, and the values are
-# estimates. With `pip install 'mupax[tpu]'`, it also compiles for TPU slices on a
+# estimates. With `pip install '.[tpu]'`, it also compiles for TPU slices on a
 # machine without TPUs, e.g. `--topology v5e:4x4,v6e:16x16`.
 
 # %%

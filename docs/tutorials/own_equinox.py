@@ -9,7 +9,7 @@
 # # Your own Equinox model
 #
 # The same steps as for [NNX](own_nnx.ipynb), with an Equinox module: explain,
-# coordinate check, sweep, transfer. Install with `pip install 'mupax[train]' equinox`.
+# coordinate check, sweep, transfer. Install with `pip install '.[train]' equinox`.
 
 # %%
 import equinox as eqx

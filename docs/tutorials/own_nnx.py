@@ -10,7 +10,7 @@
 #
 # Tune a small model, and train a larger one with its hyperparameters, in five steps:
 # explain, coordinate check, sweep, verdict, transfer. This takes about a minute
-# on a CPU and needs no network. Install with `pip install 'mupax[train]'`.
+# on a CPU and needs no network. Install with `pip install '.[train]'`.
 
 # %%
 import jax

@@ -255,8 +255,8 @@ def _slice(name: str, chip: Chip, shape: str) -> Topology:
     except Exception as error:  # libtpu raises various errors, or is missing
         raise UserError(
             f"topology {name!r} cannot be described ({reason(error)}); it needs "
-            "pip install 'mupax[tpu]' and an existing shape of this chip, e.g. "
-            "v5e:4x8, v6e:16x16, v4:2x2x4, v5p:8x8x16"
+            "an existing shape of this chip, e.g. v5e:4x8, v6e:16x16, v4:2x2x4 or "
+            "v5p:8x8x16, and pip install '.[tpu]' in a clone of mupax"
         ) from None
     devices = list(found.devices)
     chips = math.prod(map(int, shape.split("x")))

@@ -398,7 +398,8 @@ def _check_together(config: RunConfig) -> None:
         wanted = getattr(config, name)
         if wanted and importlib.util.find_spec(name) is None:
             raise UserError(
-                f"{name}={wanted!r} needs its package: pip install 'mupax[{name}]'"
+                f"{name}={wanted!r} needs its package: pip install '.[{name}]' in a "
+                "clone of mupax"
             )
     if config.init_from and config.init_scale != 1:
         raise UserError(

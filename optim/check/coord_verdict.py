@@ -327,7 +327,7 @@ class CoordCheck:
             from matplotlib import figure
         except ModuleNotFoundError:
             raise ModuleNotFoundError(
-                "plotting needs matplotlib: pip install 'mupax[train]'"
+                "plotting needs matplotlib: pip install '.[train]' in a clone of mupax"
             ) from None
         # Figure rather than pyplot, which has global state and needs a display.
         drawn = {

@@ -65,7 +65,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         import safetensors.numpy
     except ModuleNotFoundError:
         raise ValueError(
-            "reading .safetensors needs safetensors: pip install 'mupax[hub]'"
+            "reading .safetensors needs safetensors: pip install '.[hub]' in a clone "
+            "of mupax"
         ) from None
     return _guarded(safetensors.numpy.load_file, path)
 

@@ -86,7 +86,7 @@ def download(
     except ModuleNotFoundError:
         raise ValueError(
             f"the path {source!r} does not exist, and reading from the hub needs "
-            "huggingface_hub: pip install 'mupax[hub]'"
+            "huggingface_hub: pip install '.[hub]' in a clone of mupax"
         ) from None
     repository, options = _split(source, options)
     given: dict[str, Any] = dataclasses.asdict(options)
@@ -190,7 +190,7 @@ def upload(
         from huggingface_hub import errors
     except ModuleNotFoundError:
         raise ValueError(
-            "uploading needs huggingface_hub: pip install 'mupax[hub]'"
+            "uploading needs huggingface_hub: pip install '.[hub]' in a clone of mupax"
         ) from None
     client = huggingface_hub.HfApi(endpoint=huggingface_hub.constants.ENDPOINT)
     try:

@@ -75,7 +75,11 @@ def connect(address: str) -> tuple[Any, str]:
         system, place = fsspec.url_to_fs(address)
     except (ImportError, ValueError) as error:
         extra = _EXTRAS.get(_scheme(address))
-        remedy = f"pip install 'mupax[{extra}]'" if extra else "use gs:// or s3://"
+        remedy = (
+            f"pip install '.[{extra}]' in a clone of mupax"
+            if extra
+            else "use gs:// or s3://"
+        )
         raise RemoteError(f"{address} cannot be used ({error}); {remedy}") from None
     except Exception as error:  # of the client, e.g. bad credentials
         raise RemoteError(sentence(address, error, "used")) from None
