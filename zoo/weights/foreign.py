@@ -17,9 +17,9 @@ from mupax import optim
 from ..plan import scales
 from ..registry import record_of, records
 from . import positions, saving
-from .features import OPTIONS as OPTIONS
-from .features import Misfit as Misfit
-from .features import check_format, explain_mismatch, features
+from .misfits import OPTIONS as OPTIONS
+from .misfits import Misfit as Misfit
+from .misfits import check_format, explain_mismatch
 from .sources import Leaf, Source, sources
 
 # What torch.compile, FSDP and activation checkpointing insert into names.
@@ -302,10 +302,6 @@ def _match(
             f"{source.key!r} has shape {tuple(given.shape)}, but the model needs "
             f"{source.shape}",
             *_size_options(model, path, source, given.shape),
-            *(
-                f"; the file has {feature}: give the name or the options of its network"
-                for feature in features(arrays, ())
-            ),
         )
     return Match(body, left, "readout" if fresh else None, resized)
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from ..layers.rotary import resize_positions
-from .features import Misfit
+from .misfits import Misfit
 from .sources import Source
 
 

@@ -34,8 +34,8 @@ from ..registry import (
 )
 from . import checksums, positions, remote
 from .cards import Training, card
-from .features import Misfit
 from .files import check, read_json
+from .misfits import Misfit
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
 _BUILDING = ".saving-"  # start of the names of unfinished directories

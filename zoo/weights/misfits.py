@@ -1,4 +1,4 @@
-"""Explain why a file of weights does not fit a model, by the features of its keys."""
+"""Explain why a file of weights does not fit a model, by its keys."""
 
 import dataclasses
 import re
@@ -9,36 +9,6 @@ from flax import nnx
 
 from ..family import Family
 from ..layers.attention import Transformer
-
-# (pattern of keys that a model lacks, feature of networks with such keys)
-_FEATURES = (
-    (r"\.ls[12]\.gamma$|\.gamma_[12]$|layer_scale", "LayerScale"),
-    (r"reg_token|register_tokens", "register tokens"),
-    (r"\.se\.|\.se_module\.|\.eca\.", "squeeze-and-excitation"),
-    (r"\.(q|k|query|key)_?norm\.", "QK-norm"),
-    (r"dist_token|head_dist\.|^distill", "a distillation token"),
-    (r"relative_position|rel_pos", "relative position bias"),
-    (r"\.mlp\.(w12|w1|w2|w3|fc1_g|fc1_x|gate_proj)\.", "a gated MLP (SwiGLU)"),
-    (r"^conv1\.\d+\.|^stem\.", "a deep stem"),
-    (r"\.downsample\.2\.", "average pooling in shortcuts (ResNet-D)"),
-    (r"^norm_pre\.|^ln_pre\.|pre_layernorm", "a norm before the blocks"),
-    (r"rope|rotary", "rotary position embedding"),
-    (r"attn_pool|MAPHead|attentional_pooler", "attention pooling"),
-    (r"^decoder", "a decoder, as of masked pretraining"),
-    (r"^mask_token", "a mask token"),
-    (r"\.attn\.(q|v)_bias$|logit_bias", "separate biases of queries and values"),
-    (r"patch_embed\.backbone|patch_embed\.stem|^root/", "a convolutional stem"),
-    (r"expert|\.moe\.", "a mixture of experts"),
-    (r"\.attn\.norm\.|\.mlp\.norm\.", "a norm inside attention or MLP"),
-    (r"\.attn\.(q|k|v)_proj\.|\.attn\.[qkv]\.", "separate queries, keys and values"),
-    (r"^pre_logits|^head\.fc\d|^head\.\d", "a hidden layer in the head"),
-    (r"lora_", "LoRA adapters"),
-    (r"dwconv|conv_dw|depthwise", "depthwise convolutions"),
-    (r"^layers\.\d+\.(blocks|downsample)|^stages\.", "a pyramid of stages"),
-    (r"crossattention|cross_attn", "cross-attention"),
-    (r"^(vit\.|deit\.)?(embeddings|encoder)\.(layer|patch|cls)", "transformers' names"),
-    (r"^(module|model|backbone|state_dict|teacher|student)\.", "a wrapper's names"),
-)
 
 
 class Misfit(ValueError):
@@ -89,33 +59,31 @@ class _Remedy(NamedTuple):
     Attributes:
       pattern: of the keys.
       option: its name.
-      value: the value as Python code; or a function of (arrays by key, model).
-      feature: what the option stands for, in words; "" if its name says it.
+      value: the value as Python code; or a function of the arrays by key.
     """
 
     pattern: str
     option: str
-    value: str | Callable[[Mapping[str, Any], nnx.Module], str]
-    feature: str = ""
+    value: str | Callable[[Mapping[str, Any]], str]
 
 
-def _registers(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+def _registers(arrays: Mapping[str, Any]) -> str:
     table = next(k for k in arrays if re.search(r"reg_token|register_tokens", k))
     return str(arrays[table].shape[-2])
 
 
-def _experts(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+def _experts(arrays: Mapping[str, Any]) -> str:
     numbers = [re.search(r"experts\.(\d+)\.", key) for key in arrays]
     return str(max((int(n[1]) + 1 for n in numbers if n), default=0))
 
 
-def _squeeze(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+def _squeeze(arrays: Mapping[str, Any]) -> str:
     # The first blocks may have more, because the number of channels is rounded.
     shapes = [arrays[key].shape for key in arrays if key.endswith(".se.fc1.weight")]
     return f"{min(shape[0] / shape[1] for shape in shapes):g}"
 
 
-def _pool(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+def _pool(arrays: Mapping[str, Any]) -> str:
     """The pooling for which a ViT has the keys of a file."""
     if any(re.search(r"^attn_pool\.|(^|\.)head\.probe$", key) for key in arrays):
         return "'attention'"
@@ -126,7 +94,7 @@ def _pool(arrays: Mapping[str, Any], model: nnx.Module) -> str:
     return "'norm_mean'"
 
 
-def _inner_norm(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+def _inner_norm(arrays: Mapping[str, Any]) -> str:
     if any(re.search(r"\.attn\.norm\.", key) for key in arrays):
         return "'both'"
     return "'mlp'" if any(re.search(r"\.mlp\.norm\.", k) for k in arrays) else "''"
@@ -147,43 +115,24 @@ _QK_NORM = r"self_attn\.[qk]_norm\."
 # Options for keys of the file that the model does not have.
 _UNEXPECTED = (
     _Remedy(r"^fc_norm\.", "pool", "'mean'"),
-    _Remedy(_LAYER_SCALE, "layer_scale", "1e-5", "LayerScale"),
-    _Remedy(_REGISTERS, "registers", _registers, "register tokens"),
-    _Remedy(_PRE_NORM, "pre_norm", "True", "a norm before the blocks"),
-    _Remedy(_ATTENTION_POOL, "pool", "'attention'", "attention pooling"),
-    _Remedy(_GATED, "gated", "True", "a gated MLP (SwiGLU)"),
+    _Remedy(_LAYER_SCALE, "layer_scale", "1e-5"),
+    _Remedy(_REGISTERS, "registers", _registers),
+    _Remedy(_PRE_NORM, "pre_norm", "True"),
+    _Remedy(_ATTENTION_POOL, "pool", "'attention'"),
+    _Remedy(_GATED, "gated", "True"),
     _Remedy(_PATCH_BIAS, "patch_bias", "True"),
     _Remedy(_READOUT_BIAS, "readout_bias", "True"),
     _Remedy(_CLASS_TOKEN, "class_token", "True"),
     _Remedy(r"\.(attn|mlp)\.norm\.", "inner_norm", _inner_norm),
-    _Remedy(
-        r"^lm_head\.weight$", "tied", "False", "a readout that is not the embedding"
-    ),
-    _Remedy(
-        r"^(score|classifier|qa_outputs)\.", "head", "False", "the head of another task"
-    ),
+    _Remedy(r"^lm_head\.weight$", "tied", "False"),
+    _Remedy(r"^(score|classifier|qa_outputs)\.", "head", "False"),
     _Remedy(_QK_NORM, "qk_norm", "True"),
     _Remedy(_QKV_BIAS, "qkv_bias", "True"),
-    _Remedy(r"experts\.\d+\.", "experts", _experts, "a mixture of experts"),
-    _Remedy(
-        r"^layer\d+\.\d+\.se\.fc\d\.",
-        "squeeze",
-        _squeeze,
-        "squeeze-and-excitation",
-    ),
-    _Remedy(r"^conv1\.\d+\.", "stem", "'deep'", "a deep stem"),
-    _Remedy(
-        r"^layer.*\.downsample\.2\.",
-        "shortcut",
-        "'average'",
-        "average pooling in shortcuts (ResNet-D)",
-    ),
-    _Remedy(
-        r"^maxpool\.",
-        "stem_pooling",
-        "'conv'",
-        "a convolution in place of the max-pooling",
-    ),
+    _Remedy(r"experts\.\d+\.", "experts", _experts),
+    _Remedy(r"^layer\d+\.\d+\.se\.fc\d\.", "squeeze", _squeeze),
+    _Remedy(r"^conv1\.\d+\.", "stem", "'deep'"),
+    _Remedy(r"^layer.*\.downsample\.2\.", "shortcut", "'average'"),
+    _Remedy(r"^maxpool\.", "stem_pooling", "'conv'"),
 )
 # Options for keys of the model that the file lacks.
 _MISSING = (
@@ -232,37 +181,6 @@ _FORMATS = (
         "merge_and_unload() of peft, then save the network",
     ),
 )
-_PATTERNS = {feature: pattern for pattern, feature in _FEATURES}
-
-
-def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, str]:
-    """Find features that a file's network has and a model of the zoo lacks.
-
-    Args:
-      arrays: arrays, or other objects with a shape, by key.
-      unexpected: the keys that the model does not have.
-
-    Returns:
-      {feature: the first key that shows it}.
-
-    Examples:
-      >>> features({}, ["blocks.0.ls1.gamma", "blocks.1.ls1.gamma", "reg_token"])
-      {'LayerScale': 'blocks.0.ls1.gamma', 'register tokens': 'reg_token'}
-    """
-    keys: dict[str, str] = {}
-    for key in unexpected:
-        for pattern, feature in _FEATURES:
-            if re.search(pattern, key):
-                keys.setdefault(feature, key)
-                break
-    for key in arrays:
-        # A grouped convolution takes fewer channels than conv1 returns.
-        if re.fullmatch(r"layer\d+\.\d+\.conv2\.weight", key):
-            before = arrays.get(key.replace("conv2", "conv1"))
-            shape = tuple(arrays[key].shape)
-            if before is not None and len(shape) == 4 and shape[1] < before.shape[0]:
-                keys.setdefault("grouped convolutions (ResNeXt)", key)
-    return keys
 
 
 def check_format(keys: Iterable[str]) -> None:
@@ -299,32 +217,10 @@ def explain_mismatch(
     lacking = [remedy for remedy in _MISSING if remedy.option in options]
     blocks = {_pattern(key): _block(key) for key in sorted(needed, key=_block)}
     more = [key for key in unexpected if _pattern(key) in blocks]
-    # Further blocks, and keys that depend on an option, do not show a feature.
-    strange = [
-        key
-        for key in unexpected
-        if _block(key) <= blocks.get(_pattern(key), _block(key))
-        and not any(re.search(remedy.pattern, key) for remedy in extra)
-    ]
-    values, shown = _options(
-        model, arrays, [(unexpected, extra), (missing, lacking)], blocks
-    )
-    known = {
-        feature: key
-        for feature, key in features({}, strange).items()
-        if not any(re.search(_PATTERNS[feature], other) for other in needed)
-    }
-    # These options change many names, which then look like features.
-    if known and not values.keys() & {"experts", "inner_norm"}:
-        shown = [f"{key!r} ({feature})" for feature, key in known.items()]
-        return Misfit(
-            f"the file's network has features that a {name} lacks: "
-            + " and ".join(shown)
-        )
+    values = _options(model, arrays, [(unexpected, extra), (missing, lacking)], blocks)
     hint: list[str | Mapping[str, str]] = ["check its size and options"]
     if values:
-        has = f"it has {' and '.join(shown)}: " if shown else ""
-        hint = [f"{has}pass ", values]
+        hint = ["pass ", values]
     elif more:
         unexpected = more
         hint = [f"it has more blocks than this {name}; check depth, blocks and width"]
@@ -343,8 +239,8 @@ def _options(
     arrays: Mapping[str, Any],
     differences: Sequence[tuple[list[str], list[_Remedy]]],
     blocks: Mapping[str, int],
-) -> tuple[dict[str, str], list[str]]:
-    """The options to pass, as {option: value in Python}, and what they stand for.
+) -> dict[str, str]:
+    """The options to pass, as {option: value in Python}.
 
     Args:
       model: the model.
@@ -353,24 +249,21 @@ def _options(
       blocks: {pattern of a key: number of its last block in the model}.
     """
     values: dict[str, str] = {}
-    shown: list[str] = []
     for keys, table in differences:
-        for pattern, option, value, feature in table:
+        for pattern, option, value in table:
             if option in values or not any(re.search(pattern, key) for key in keys):
                 continue
-            values[option] = value if isinstance(value, str) else value(arrays, model)
-            shown += [feature] * bool(feature)
+            values[option] = value if isinstance(value, str) else value(arrays)
     missing, _ = differences[1]
     if any(re.search(_CLASS_TOKEN, key) for key in missing) and "pool" not in values:
         if getattr(model, "pool", None) in ("token", "token_and_mean"):
-            values["pool"] = _pool(arrays, model)
+            values["pool"] = _pool(arrays)
         else:
             values["class_token"] = "False"
     depth = 1 + max((_block(k) for k in arrays if _pattern(k) in blocks), default=-1)
     if isinstance(model, Transformer) and depth not in (0, model.depth):
         values["depth"] = str(depth)
-        shown.append(f"{depth} blocks")
-    return values, shown
+    return values
 
 
 # Numbers that follow no letter: those of blocks, not that of "dinov2".
