@@ -354,14 +354,6 @@ def test_a_wrong_file_is_named_and_nothing_written(fault, tmp_path, capsys):
     )
 
 
-def test_a_model_that_no_other_library_names_is_refused(tmp_path, capsys):
-    model = zoo.create("resmlp", width=8, depth=2, rngs=nnx.Rngs(0))
-    source = zoo.save(model, tmp_path / "resmlp")
-    assert "no other library has names for a ResMLP" in refused(
-        capsys, tmp_path, f"--source={source}", f"--out={tmp_path}/x.npz"
-    )
-
-
 def test_a_directory_that_is_not_whole_is_refused(ours, tmp_path, capsys):
     broken = tmp_path / "broken"
     broken.mkdir()

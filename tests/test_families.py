@@ -5,10 +5,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 from mupax import optim, zoo
+from mupax.zoo import registry
+from mupax.zoo.weights.architectures import timm_architecture
 
 IMAGES = {"width": 8, "depth": 1, "input_shape": (8, 8, 3), "out_features": 3}
 TEXT = {"width": 8, "depth": 2, "vocab_size": 12, "context": 16, "heads": 2}
@@ -139,6 +142,32 @@ def test_at_base_size_every_parametrization_is_sp_bit_for_bit(name):
         assert program("mup", **wide) != program("sp", **wide)
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_a_gauge_changes_no_output_and_no_step(name):
+    """Above the base size, with a factor for each role, in a step of SGD."""
+    gauge = {"input": 0.5, "hidden": -0.5, "output": -1.0, "vector": 0.3}
+    sizes, x, results = {"width": 16, "base_width": 8}, inputs(name), []
+    for chosen in ("table3", gauge):
+        point = optim.parametrization("mup", gauge=chosen)
+        model = create(name, parametrization=point, **sizes)
+        tx = optim.sgd(0.1, zoo.scales(model))
+        graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+        @jax.jit(compiler_options=QUICK)
+        def step(params, rest, graph=graph, tx=tx):
+            def outputs(params):
+                return nnx.merge(graph, params, rest, copy=True)(x)
+
+            slopes = jax.grad(lambda p: jnp.square(outputs(p) - 1).mean())(params)
+            updates, _ = tx.update(slopes, tx.init(params), params)
+            return outputs(params), outputs(optax.apply_updates(params, updates))
+
+        results.append(step(params, rest))
+    for plain, moved in zip(*results, strict=True):
+        np.testing.assert_allclose(plain, moved, rtol=1e-3, atol=1e-4)
+    assert np.abs(results[0][0] - results[0][1]).max() > 1e-3
+
+
 def test_seeds_are_a_vmap_axis():
     def outputs(name):
         keys = jax.random.split(jax.random.key(0), 3)
@@ -202,3 +231,49 @@ def test_richness_divides_the_output(name):
     plain, other = (create(name, parametrization=p) for p in (law, rich))
     x = inputs(name)
     np.testing.assert_allclose(other(x), plain(x) / 4, rtol=1e-5)
+
+
+# As timm, torchvision, transformers and the papers have them, in millions; those of
+# DINO and SigLIP without a head, those of tied language models without a readout.
+MILLIONS = {
+    **{"resnet18": 11.69, "resnet34": 21.80, "resnet50": 25.56, "resnet101": 44.55},
+    **{"resnet152": 60.19, "resnext50_32x4d": 25.03, "resnext101_32x8d": 88.79},
+    **{"wide_resnet50_2": 68.88, "resnet50d": 25.58, "resnet26d": 16.01},
+    **{"seresnet50": 28.09, "seresnext26d_32x4d": 16.81, "seresnet18": 11.78},
+    **{"resnet26t": 16.01, "resnetblur50": 25.56, "resnetaa50d": 25.58},
+    **{"resnetrs50": 35.69, "resnetrs101": 63.62, "convnext_tiny": 28.59},
+    **{"convnext_base": 88.59, "convnext_pico": 9.05, "convnextv2_tiny": 28.64},
+    **{"convnextv2_huge": 660.29, "efficientnet_b0": 5.29, "efficientnet_b2": 9.11},
+    **{"efficientnet_b4": 19.34, "tf_efficientnet_b7": 66.35},
+    **{"efficientnetv2_s": 21.46, "tf_efficientnetv2_m": 54.14},
+    **{"mobilenetv3_small_100": 2.54, "mobilenetv3_large_100": 5.48},
+    **{"mobilenetv2_050": 1.97, "mobilenetv2_100": 3.50, "mobilenetv2_110d": 4.52},
+    **{"efficientnet_lite0": 4.65, "tf_efficientnet_lite3": 8.20},
+    "tf_mobilenetv3_small_minimal_100": 2.04,
+    "tf_mobilenetv3_large_minimal_100": 3.92,
+    **{"regnetx_016": 9.19, "regnety_032": 19.44, "regnety_080_tv": 39.38},
+    **{"vit_tiny_patch16_224": 5.717, "vit_small_patch16_224": 22.051},
+    **{"vit_base_patch16_224": 86.568, "vit_large_patch16_224": 304.327},
+    **{"deit3_small_patch16_224": 22.059, "vit_small_patch14_dinov2": 22.056},
+    "vit_small_patch14_reg4_dinov2": 22.057,
+    "vit_giant_patch14_dinov2": 1136.479,
+    "vit_base_patch16_clip_224": 86.193,
+    "vit_base_patch16_siglip_224": 92.884,
+    "vit_so400m_patch14_siglip_384": 428.226,
+    **{"vit_small_patch16_dinov3": 21.587, "vit_huge_plus_patch16_dinov3": 840.509},
+    **{"eva02_tiny_patch14_336": 5.757, "eva02_small_patch14_336": 22.129},
+    **{"eva02_base_patch14_448": 87.118, "eva02_large_patch14_448": 305.080},
+    **{"gpt2": 124.440, "gpt2_xl": 1557.611},
+    **{"smollm2_135m": 134.515, "smollm2_360m": 361.822, "qwen3_0_6b": 596.050},
+    **{"llama3_2_1b": 1235.814, "llama3_2_3b": 3212.750},
+}
+
+
+@pytest.mark.parametrize("name", MILLIONS)
+def test_a_name_has_the_published_number_of_parameters(name):
+    found = timm_architecture(name)
+    kind, options = (name, {}) if found is None else found
+    model = registry.abstract(kind, **options)
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    count = sum(math.prod(leaf.shape) for leaf in leaves)
+    assert count / 1e6 == pytest.approx(MILLIONS[name], abs=6e-3)

@@ -13,7 +13,7 @@ from flax import nnx
 from goldens import apart, check_export, golden
 
 from mupax import optim, zoo
-from mupax.zoo.families.llama import LLAMA_3, SIZES
+from mupax.zoo.families.llama import LLAMA_3
 from mupax.zoo.generate import sample
 from mupax.zoo.weights import foreign
 from mupax.zoo.weights.architectures import identify
@@ -560,23 +560,6 @@ def test_a_published_config_is_the_model_of_that_name(config, name):
     assert identify(config, "x") == (name, {})
 
 
-# As published in the model cards, without the readout that is tied.
-PARAMETERS = {
-    "smollm2_135m": 134_515_008,
-    "smollm2_360m": 361_821_120,
-    "qwen3_0_6b": 596_049_920,
-    "llama3_2_1b": 1_235_814_400,
-    "llama3_2_3b": 3_212_749_824,
-}
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_a_named_size_has_the_published_number_of_parameters(name):
-    model = nnx.eval_shape(lambda: zoo.create(name, rngs=nnx.Rngs(0)))
-    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
-    assert sum(math.prod(leaf.shape) for leaf in leaves) == PARAMETERS[name]
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -607,7 +590,7 @@ def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
         ("qwen2", {"head_dim": 6}, "pass qkv_bias=True"),
         ("smollm", {"head_dim": 6, "qkv_bias": True}, "pass qkv_bias=False"),
         ("llama", {"head_dim": 6}, "pass tied=False"),
-        ("smollm", {"head_dim": 6, "depth": 1}, "it has 2 blocks: pass depth=2"),
+        ("smollm", {"head_dim": 6, "depth": 1}, "pass depth=2"),
     ],
 )
 def test_a_file_that_does_not_fit_names_the_option(kind, options, said, tmp_path):

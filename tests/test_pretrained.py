@@ -7,7 +7,6 @@ import re
 
 import goldens
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -73,17 +72,6 @@ def file_of(name: str, folder: pathlib.Path, **more: np.ndarray) -> pathlib.Path
     return path
 
 
-@pytest.mark.parametrize("name", ["vit_token", "vit_big_vision", "gpt2"])
-def test_a_loaded_model_gives_the_logits_of_its_library(name, tmp_path):
-    kind, options = CASES[name]
-    model = zoo.load_pretrained(kind, file_of(name, tmp_path), **options)
-    model.eval()
-    data = golden(name)[1]
-    logits = model(jnp.asarray(data["tokens" if name == "gpt2" else "images"]))
-    apart = np.abs(np.asarray(logits) - data["logits"]).max()
-    assert apart < 1e-5 * np.abs(data["logits"]).max()
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_key_comes_back_from_an_export(name, tmp_path):
     kind, options = CASES[name]
@@ -134,13 +122,6 @@ def test_what_does_not_fit_is_named_and_the_model_left_untouched(fault):
         foreign.fill(model, weights)
     for path, array in saving.arrays_of(model).items():
         np.testing.assert_array_equal(array, before[path])
-
-
-def test_a_truncated_file_is_refused(tmp_path):
-    path = file_of("vit_token", tmp_path)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="cannot be read"):
-        zoo.load_pretrained("vit", path, **VIT)
 
 
 def test_a_pickle_is_never_opened(tmp_path):

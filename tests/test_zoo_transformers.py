@@ -1,12 +1,10 @@
 """ViT and GPT: parity with timm, torchvision, big_vision and GPT-2; the rules."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from goldens import apart, golden
@@ -150,18 +148,6 @@ def test_a_wrong_gelu_or_eps_is_seen(make, wrong):
     assert apart(run(model, x), data["logits"]) > 3 * TOLERANCE
 
 
-@pytest.mark.parametrize("make", [vit, gpt2])
-def test_a_wrong_order_of_queries_keys_and_values_is_seen(make):
-    model, data = make()
-    x = data["images"] if make is vit else data["tokens"]
-    attention = model.blocks.attention
-    for one, other in (("query", "key"), ("key", "value")):
-        a, b = getattr(attention, one), getattr(attention, other)
-        a.kernel[...], b.kernel[...] = b.kernel[...], a.kernel[...]
-        a.bias[...], b.bias[...] = b.bias[...], a.bias[...]
-        assert apart(run(model, x), data["logits"]) > 1e-2
-
-
 def test_names_refuse_what_they_do_not_fit():
     model, _ = vit()
     with pytest.raises(ValueError, match="class token has no position"):
@@ -171,20 +157,6 @@ def test_names_refuse_what_they_do_not_fit():
     source = foreign.exported_names(model)["readout/kernel", None]
     with pytest.raises(ValueError, match=r"'head.weight' has shape \(7, 24\)"):
         source.read(np.zeros((7, 24)))
-
-
-def test_standard_sizes_have_the_published_numbers_of_parameters():
-    known = {
-        "vit_tiny_patch16_224": 5_717_416,
-        "vit_small_patch16_224": 22_050_664,
-        "vit_base_patch16_224": 86_567_656,
-        "vit_large_patch16_224": 304_326_632,
-        "gpt2": 124_439_808,
-        "gpt2_xl": 1_557_611_200,
-    }
-    for name, count in known.items():
-        model = nnx.eval_shape(lambda name=name: zoo.create(name, rngs=nnx.Rngs(0)))
-        assert sum(math.prod(s.shape) for s in zoo.scales(model).values()) == count
 
 
 # The rules.
@@ -230,21 +202,11 @@ def test_roles_and_names_of_every_parameter(kind):
     assert scales["blocks/attention/out/kernel"].in_axes == (1, 2)
 
 
-# Behind softmax: it moves all logits of a query alike, up to rounding.
-STILL = "blocks/attention/key/bias"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_gets_a_gradient(kind):
-    for path, gradient in gradients(kind, zero_queries=False).items():
-        size = float(jnp.abs(gradient).max())
-        assert size < 1e-6 if path == STILL else size > 1e-5, path
-
-
 def test_queries_at_zero_leave_keys_without_a_gradient_and_nothing_else():
     assert not params_of(tiny("vit"))["blocks/attention/query/kernel"].any()
     still = {path for path, g in gradients("vit", **NOISY).items() if not g.any()}
-    assert still == {STILL, "blocks/attention/key/kernel"}
+    # The bias of the keys moves all logits of a query alike.
+    assert still == {"blocks/attention/key/bias", "blocks/attention/key/kernel"}
 
 
 @functools.cache
@@ -272,35 +234,6 @@ def test_nothing_is_cast_unsaid(strict_dtypes):
         nnx.eval_shape(
             lambda kind=kind: build(kind, dropout=0.1, drop_path=0.1)(INPUTS[kind])
         )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_gauge_changes_nothing(kind):
-    gauge = {"input": 0.5, "hidden": -0.5, "output": -1.0, "vector": 0.3}
-    x, trained = INPUTS[kind], []
-    for chosen in ("table3", gauge):
-        point = optim.parametrization("depth_mup", gauge=chosen)
-        model = tiny(kind, point, zero_queries=False)
-        tx = optim.adam(0.01, zoo.scales(model))
-        graph, params = nnx.split(model)
-
-        @jax.jit(compiler_options=QUICK)
-        def train(params, graph=graph, tx=tx):
-            def loss(params):
-                logits = nnx.merge(graph, params)(x)
-                return jnp.square(logits - 1).mean(), logits
-
-            def step(carry, _):
-                params, state = carry
-                grads, logits = jax.grad(loss, has_aux=True)(params)
-                updates, state = tx.update(grads, state, params)
-                return (optax.apply_updates(params, updates), state), logits
-
-            return jax.lax.scan(step, (params, tx.init(params)), length=3)[1]
-
-        trained.append(np.asarray(train(params)))
-    assert apart(trained[0][1], trained[0][0]) > 1e-2
-    np.testing.assert_allclose(*trained, rtol=1e-4, atol=1e-4)
 
 
 # What a model can do.
@@ -373,21 +306,6 @@ def test_remat_changes_no_gradient():
         np.testing.assert_allclose(again[path], value, rtol=1e-4, atol=1e-5)
 
 
-def test_half_precision_keeps_weights_and_logits_in_single():
-    model = tiny("vit", dtype=jnp.bfloat16)
-    assert {v.dtype for v in params_of(model).values()} == {jnp.dtype("float32")}
-    logits = run(model, IMAGES)
-    assert logits.dtype == jnp.float32
-    assert 1e-4 < apart(logits, np.asarray(run(tiny("vit"), IMAGES))) < 0.05
-    for kind in KINDS:
-        half = shape_of(kind, param_dtype=jnp.bfloat16)
-        assert {v.dtype for v in params_of(half).values()} == {jnp.dtype("bfloat16")}
-        logits = nnx.eval_shape(
-            lambda kind=kind: build(kind, param_dtype=jnp.bfloat16)(INPUTS[kind])
-        )
-        assert logits.dtype == jnp.float32
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
@@ -443,49 +361,3 @@ def test_options_that_change_the_network(options):
         np.testing.assert_allclose(logits, jnp.stack([alone] * 3), rtol=1e-5)
     if "layer_norm" in options:
         assert not any("norm" in path for path in params_of(model))
-
-
-# The coordinate check. The base is of few units and one block, so that what is only
-# of a small network (the readout's first output, steps between blocks) is below ±0.05.
-
-
-def coord_check(kind, layers, **sizes):
-    def sized(key, width=32, depth=2):
-        base = {"base_width": 2, "base_depth": 1, "heads": 2}
-        # Llama's queries start at random by default, and then follow the stream.
-        options = {"width": width, "depth": depth, "zero_queries": True, **base}
-        return build(kind, seed=key, **options)
-
-    def optimizer(model, **_):
-        return optim.adam(0.003, zoo.scales(model))
-
-    def loss(model, x):
-        logits = jax.nn.log_softmax(model(x))
-        return -logits[..., 0].mean() - logits[:1, ..., 1].mean()
-
-    x = INPUTS[kind]
-    settings = {"steps": 2, "seeds": 64, "layers": layers, "tolerance": 0.05}
-    return optim.coord_check(sized, optimizer, loss, x, **settings, **sizes)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_activations_move_alike_at_every_width(kind):
-    inner = r"^(stream|blocks/(mlp|attention)/(query|key|value|up|down|out)|output)"
-    check = coord_check(kind, inner, widths=(64, 128, 256))
-    assert check.passed, str(check)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_stream_moves_alike_at_every_depth_and_queries_ever_less(kind):
-    # Blocks are of depth two: what one layer inside a branch changes vanishes as
-    # M^-½ (Tensor Programs VI, section 9). Queries, which start at zero, are nothing
-    # but that. Other inner layers follow the stream before their block, of which
-    # they see a part that still grows at these depths: (l-1)/L at a given l/L.
-    check = coord_check(
-        kind, r"^(stream|blocks/attention/query|output)", depths=(16, 32, 64)
-    )
-    for name, slope in check.slopes["depth"].items():
-        expected = -0.5 if "query" in name else 0.0
-        assert slope == pytest.approx(expected, abs=0.05), str(check)
