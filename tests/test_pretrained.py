@@ -383,8 +383,12 @@ def test_a_file_of_another_format_is_named_with_what_to_do(name, key, said):
 
 def test_a_directory_of_pickled_weights_says_how_to_convert_them(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"only 'pytorch_model\.bin': pickles can run"):
+    with pytest.raises(ValueError, match=r"no weights; add its model\.safetensors"):
+        zoo.load_pretrained(tmp_path)
+    for part in (1, 2):
+        (tmp_path / f"pytorch_model-{part}-of-2.bin").write_bytes(b"")
+    said = r"only 'pytorch_model-1-of-2\.bin': pickles can run.*model-2-of-2\.bin'\]"
+    with pytest.raises(ValueError, match=said):
         zoo.load_pretrained(tmp_path)
     (tmp_path / "open_clip_model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"pass '.*open_clip_model\.safetensors'"):

@@ -142,10 +142,10 @@ class Plan:
 
     def param(
         self,
-        key: Callable[[], jax.Array],
+        key: Callable[[], jax.Array] | None,
         names: tuple[str, ...],
         *,
-        inputs: int,
+        inputs: int = 0,
         in_branch: bool = False,
         init: str = "fan_in",
         gain: float = 1.0,
@@ -155,7 +155,8 @@ class Plan:
         """Create a parameter and its forward multiplier.
 
         Args:
-          key: function that returns a random key, e.g. `rngs.params`.
+          key: function that returns a random key, e.g. `rngs.params`; None for "zeros"
+            and "ones".
           names: its axes.
           inputs: number of fan-in axes, which come first.
           in_branch: whether it is in a residual branch.
@@ -174,6 +175,7 @@ class Plan:
         rule = optim.multipliers(scale, self.parametrization)
         shape, dtype = scale.shape, self.param_dtype
         if init in ("fan_in", "uniform", "normal"):
+            assert key is not None, init
             fan_in = scale.base_shape[stacked : stacked + inputs]
             summed = 1 if init == "normal" else math.prod(fan_in)
             std = gain * summed**-0.5 * rule.init_std

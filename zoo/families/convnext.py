@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -45,8 +44,9 @@ class GlobalResponseNorm(nnx.Module):
 
     def __init__(self, plan: Plan, name: str, *, epsilon: float = 1e-6):
         self.epsilon = epsilon
-        self.scale, self.multiplier = _zeros(plan, name)
-        self.bias, _ = _zeros(plan, name)
+        zeros: dict[str, Any] = {"in_branch": True, "init": "zeros"}
+        self.scale, self.multiplier = plan.param(None, (name,), **zeros)
+        self.bias, _ = plan.param(None, (name,), **zeros)
 
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
         dtype = single(x.dtype)
@@ -61,14 +61,6 @@ class GlobalResponseNorm(nnx.Module):
             for p in (self.scale, self.bias)
         )
         return (y + (scale * (y * ratio) + bias)).astype(x.dtype)
-
-
-def _zeros(plan: Plan, name: str) -> tuple[nnx.Variable, float]:
-    return plan.param(_no_key, (name,), inputs=0, in_branch=True, init="zeros")
-
-
-def _no_key() -> jax.Array:
-    raise AssertionError("constants need no random key")
 
 
 class ConvNeXtBlock(nnx.Module):

@@ -156,12 +156,7 @@ class Dense(nnx.Module):
         self.bias_multiplier = 1.0
         if bias:
             bias_variable, self.bias_multiplier = plan.param(
-                _no_key,
-                names[inputs:],
-                inputs=0,
-                in_branch=in_branch,
-                init="zeros",
-                kind=kind,
+                None, names[inputs:], in_branch=in_branch, init="zeros", kind=kind
             )
         self.bias = bias_variable
 
@@ -196,11 +191,9 @@ class LayerNorm(nnx.Module):
     ):
         self.epsilon = epsilon
         self.scale, self.multiplier = plan.param(
-            _no_key, (name,), inputs=0, in_branch=in_branch, init=init
+            None, (name,), in_branch=in_branch, init=init
         )
-        self.bias, _ = plan.param(
-            _no_key, (name,), inputs=0, in_branch=in_branch, init="zeros"
-        )
+        self.bias, _ = plan.param(None, (name,), in_branch=in_branch, init="zeros")
 
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         # Statistics in float32 at least, whatever the dtype of the computation.
@@ -255,7 +248,7 @@ class RMSNorm(nnx.Module):
     ):
         self.epsilon = epsilon
         self.scale, self.multiplier = plan.param(
-            _no_key, (name,), inputs=0, in_branch=in_branch, init="ones"
+            None, (name,), in_branch=in_branch, init="ones"
         )
 
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
@@ -279,7 +272,7 @@ class LayerScale(nnx.Module):
 
     def __init__(self, plan: Plan, name: str, *, initial: float):
         self.scale, self.multiplier = plan.param(
-            _no_key, (name,), inputs=0, in_branch=True, init="ones", gain=initial
+            None, (name,), in_branch=True, init="ones", gain=initial
         )
 
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
@@ -554,7 +547,3 @@ def _saves_products(primitive: Any, *arguments: Any, **options: Any) -> bool:
     """A policy of `jax.checkpoint`: save outputs that are expensive to compute."""
     costly = ("dot_general", "conv_general_dilated", "random_bits")
     return primitive.name in costly
-
-
-def _no_key() -> jax.Array:
-    raise AssertionError("constants need no random key")

@@ -71,8 +71,8 @@ class Conv(nnx.Module):
         bias_variable: nnx.Variable | None = None
         self.bias_multiplier = 1.0
         if bias:
-            bias_variable, self.bias_multiplier = _vector(
-                plan, names[1], in_branch, "zeros"
+            bias_variable, self.bias_multiplier = plan.param(
+                None, names[1:], in_branch=in_branch, init="zeros"
             )
         self.bias = bias_variable
 
@@ -117,8 +117,10 @@ class BatchNorm(nnx.Module):
     ):
         self.use_running_average = False
         self.epsilon = epsilon
-        self.scale, self.multiplier = _vector(plan, name, in_branch, init)
-        self.bias, _ = _vector(plan, name, in_branch, "zeros")
+        self.scale, self.multiplier = plan.param(
+            None, (name,), in_branch=in_branch, init=init
+        )
+        self.bias, _ = plan.param(None, (name,), in_branch=in_branch, init="zeros")
         size = plan[name].size
         self.mean = nnx.BatchStat(jnp.zeros(size, jnp.float32))
         self.var = nnx.BatchStat(jnp.ones(size, jnp.float32))
@@ -184,8 +186,10 @@ class InstanceNorm(nnx.Module):
     def __init__(
         self, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
     ):
-        self.scale, self.multiplier = _vector(plan, name, in_branch, init)
-        self.bias, _ = _vector(plan, name, in_branch, "zeros")
+        self.scale, self.multiplier = plan.param(
+            None, (name,), in_branch=in_branch, init=init
+        )
+        self.bias, _ = plan.param(None, (name,), in_branch=in_branch, init="zeros")
 
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
         if x.shape[1] * x.shape[2] == 1:
@@ -317,16 +321,6 @@ def check_images(x: Float[Array, "..."], channels: int) -> None:
             f"input_shape=(height, width, {x.shape[-1]})"
         )
     check_floating(x)
-
-
-def _vector(
-    plan: Plan, name: str, in_branch: bool, init: str
-) -> tuple[nnx.Variable, float]:
-    return plan.param(_no_key, (name,), inputs=0, in_branch=in_branch, init=init)
-
-
-def _no_key() -> jax.Array:
-    raise AssertionError("constants need no random key")
 
 
 def _spread(vector: Float[Array, " n"], x: Float[Array, "b h w n"]) -> Array:

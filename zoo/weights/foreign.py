@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -32,13 +32,15 @@ _BUFFERS = re.compile(
 )
 
 
-# How to convert a pickled state dict, for messages.
-PICKLED = (
-    "pickles can run code and are not supported; convert it in torch: "
-    'python -c "import torch, safetensors.torch as s; s.save_file({{k: '
-    "v.contiguous().clone() for k, v in torch.load({path!r}, "
-    "weights_only=True).items()}}, 'model.safetensors')\""
-)
+def pickled(paths: Sequence[pathlib.Path]) -> str:
+    """How to convert the pickled state dicts of one network, for messages."""
+    new = paths[0].with_name("model.safetensors")
+    return (
+        "pickles can run code and are not supported; convert in torch: "
+        'python -c "import torch, safetensors.torch as s; s.save_file({k: '
+        f"v.contiguous().clone() for path in {[str(path) for path in paths]} for k, v "
+        f'in torch.load(path, weights_only=True).items()}}, {str(new)!r})"'
+    )
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -58,8 +60,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         return _guarded(_read_npz, path)
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"{str(path)!r} is neither .safetensors nor .npz; "
-            + PICKLED.format(path=str(path))
+            f"{str(path)!r} is neither .safetensors nor .npz; " + pickled([path])
         )
     try:
         import safetensors.numpy

@@ -350,12 +350,15 @@ def _check_weights(path: pathlib.Path) -> None:
         return
     if config.is_file() and saving.is_config(_read_json(config)):
         return
-    found = [file for pattern in _OTHERS for file in sorted(path.glob(pattern))]
-    if not found:
+    found = [sorted(path.glob(pattern)) for pattern in _OTHERS]
+    files = next(filter(None, found), [])
+    if not files and config.is_file() and "model_type" in _read_json(config):
+        raise ValueError(f"{str(path)!r} holds no weights; add its {hub.WEIGHTS}")
+    if not files:
         return
-    first = found[0]
+    first = files[0]
     remedy = (
-        foreign.PICKLED.format(path=str(first))
+        foreign.pickled(files)
         if first.suffix in (".bin", ".pt", ".pth", ".ckpt")
         else f"pass {str(first)!r} and the name of its model"
         if first.suffix == ".safetensors"
