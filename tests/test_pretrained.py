@@ -72,16 +72,6 @@ def file_of(name: str, folder: pathlib.Path, **more: np.ndarray) -> pathlib.Path
     return path
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_key_comes_back_from_an_export(name, tmp_path):
-    kind, options = CASES[name]
-    # Abstract: every leaf is filled, so none need be initialized first.
-    model = nnx.eval_shape(lambda: zoo.create(kind, **options, rngs=nnx.Rngs(0)))
-    weights = golden(name)[0]
-    foreign.fill(model, foreign.read(file_of(name, tmp_path)))
-    goldens.check_export(model, weights)
-
-
 def test_a_pretrained_model_is_its_own_base(tmp_path):
     model = zoo.load_pretrained("vit", file_of("vit_token", tmp_path), **VIT)
     assert {s.width_in for s in zoo.scales(model).values()} == {1.0}

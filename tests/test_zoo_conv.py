@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from goldens import check_export
 
 from mupax import zoo
 from mupax.zoo.layers import conv
@@ -110,21 +111,10 @@ def from_torch(case: str, **options) -> nnx.Module:
     model = nnx.eval_shape(
         lambda: zoo.create("resnet18", **{**settings, **options}, rngs=nnx.Rngs(0))
     )
-    names = foreign.exported_names(model)
-    keys = [source.key for source in names.values()]
-    given = {k.removeprefix("before/") for k in golden(case) if k.startswith("before/")}
-    assert len(set(keys)) == len(keys)
-    assert set(keys) == given
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        name = "/".join(map(str, path))
-        layers = [i for p, i in names if p == name]
-        arrays = []
-        for layer in layers:
-            source = names[name, layer]
-            arrays.append(source.read(golden(case)[f"before/{source.key}"]))
-        value = arrays[0] if layers == [None] else np.stack(arrays)
-        assert value.shape == variable.shape, name
-        variable.set_value(jnp.asarray(value))
+    arrays = golden(case)
+    before = [key for key in arrays if key.startswith("before/")]
+    weights = {key.removeprefix("before/"): arrays[key] for key in before}
+    assert not foreign.fill(model, weights)
     return model
 
 
@@ -165,7 +155,9 @@ def test_torchvision_and_timm_agree_so_that_one_stands_for_both(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_torch(case):
+def test_logits_are_those_of_torch_and_export_writes_what_was_read(case):
+    model, arrays = from_torch(case), golden(case)
+    check_export(model, {k[7:]: v for k, v in arrays.items() if k[:7] == "before/"})
     assert eval_difference(case) < 1e-5
 
 

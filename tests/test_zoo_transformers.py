@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from goldens import apart, golden
+from goldens import apart, check_export, golden
 
 from mupax import optim, zoo
 from mupax.zoo.layers.attention import Noise, drop_path, dropout
@@ -17,11 +17,11 @@ from mupax.zoo.weights import foreign
 SMALL = {"width": 24, "depth": 2, "heads": 3, "out_features": 5, "patch_size": 8}
 GPT2 = {"nonlinearity": "gelu_tanh", "norm_eps": 1e-5, "vocab_size": 50, "context": 16}
 VITS = {
-    "vit_token": ("timm", {}),
-    "vit_mean": ("timm", {"pool": "mean"}),
-    "vit_big_vision": ("big_vision", {"class_position": False}),
-    "vit_augreg": ("augreg", {}),
-    "vit_torchvision": ("torchvision", {}),
+    "vit_token": {},
+    "vit_mean": {"pool": "mean"},
+    "vit_big_vision": {"class_position": False},
+    "vit_augreg": {},
+    "vit_torchvision": {},
 }
 # Of the logits, relative to the largest; what float32 leaves is ten times less.
 TOLERANCE = 1e-5
@@ -41,34 +41,22 @@ KINDS = list(OWN)
 NOISY = {"dropout": 0.2, "drop_path": 0.3}
 
 
-def fill(model, names, weights):
-    """Put another library's weights into a model; every leaf and key once."""
-    params = dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))
-    new = {"/".join(path): np.full(v.shape, np.nan) for path, v in params.items()}
-    for (path, layer), source in names.items():
-        new[path][... if layer is None else layer] = source.read(weights[source.key])
-    parts = [(s.key, s.part and s.part[1]) for s in names.values()]
-    assert len(set(parts)) == len(parts)
-    assert {s.key for s in names.values()} == set(weights)
-    assert all(np.isfinite(v).all() for v in new.values())
-    for path, variable in params.items():
-        variable.set_value(jnp.asarray(new["/".join(path)], variable.dtype))
-    return model
-
-
 def vit(name="vit_token", **options):
-    layout, more = VITS[name]
-    options = {**SMALL, "input_shape": (32, 32, 3), **more, **options}
-    model = nnx.eval_shape(lambda: zoo.create("vit", rngs=nnx.Rngs(0), **options))
-    weights, data = golden(name)
-    return fill(model, foreign.exported_names(model, layout), weights), data
+    options = {**SMALL, "input_shape": (32, 32, 3), **VITS[name], **options}
+    return filled("vit", name, options)
 
 
 def gpt2(**options):
     options = {"width": 24, "depth": 2, "heads": 3, **GPT2, **options}
-    model = nnx.eval_shape(lambda: zoo.create("gpt", rngs=nnx.Rngs(0), **options))
-    weights, data = golden("gpt2")
-    return fill(model, foreign.exported_names(model), weights), data
+    return filled("gpt", "gpt2", options)
+
+
+def filled(kind, name, options):
+    """A model with the weights of a golden file, and what its library computes."""
+    model = nnx.eval_shape(lambda: zoo.create(kind, rngs=nnx.Rngs(0), **options))
+    weights, data = golden(name)
+    foreign.fill(model, weights)
+    return model, data
 
 
 def run(model, x):
@@ -119,11 +107,13 @@ def params_of(model):
 @pytest.mark.parametrize("name", VITS)
 def test_vit_is_that_of_timm_torchvision_and_big_vision(name):
     model, data = vit(name)
+    check_export(model, golden(name)[0])
     assert apart(run(model, data["images"]), data["logits"]) < TOLERANCE
 
 
 def test_gpt_is_gpt2():
     model, data = gpt2()
+    check_export(model, golden("gpt2")[0])
     assert apart(run(model, data["tokens"]), data["logits"]) < TOLERANCE
 
 
