@@ -9,6 +9,7 @@ import dataclasses
 import math
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,7 +30,8 @@ from .run.mesh import make_mesh
 from .run.prepare import PreparedRun
 from .run.prepare import prepare as prepare_run
 from .sweep import cost, optima, space
-from .sweep import main as sweeping
+from .sweep.command import check_data, track
+from .sweep.description import train, writing
 from .sweep.results import Population
 from .sweep.space import SweepConfig
 from .sweep.statistics import BASE
@@ -54,29 +56,24 @@ def run(
     console = rich.console.Console()
     parsed = parse(config)
     untuned = _target(parsed)
-    tasks = space.tasks(parsed)
+    sweep = space.described(parsed, command)
     directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": untuned.settings()}
     workdir.check(directory, settings)
-    settings["contents"] = sweeping.check_data(tasks, console, directory)
+    settings["contents"] = check_data(parsed, console, directory)
     if note := length_note(parsed):
         console.print(note, highlight=False)
     target = prepare(untuned)
     target.check()  # before the sweep
     target.check_memory()
-    claimed = workdir.claim(directory, settings)
-    with sweeping.ended_by_sigterm(), claimed:
+    with workdir.claim(directory, settings):
         started = time.perf_counter()
-        populations = sweeping.train(tasks, directory, parsed.limits, console)
-        swept = sweeping.report_data(parsed, populations, command)
-        with sweeping.writing(directory):
-            sweeping.write_tables(directory, swept)
+        swept = train(sweep, None, directory, console=console)
+        populations = swept.populations
         best = best_of_base(parsed, populations)
         tuned_target = tuned(untuned, best)
         # Known long before the target has trained.
         report.print_verdicts(swept, console)
-        with sweeping.writing(directory):
-            report.write_report(swept, directory)
         target = prepare(tuned_target)
         trained_in = directory / "target"
         try:
@@ -116,13 +113,13 @@ def run(
             "baselines": round(sum(baseline.seconds for baseline in compared), 1),
             "total": round(time.perf_counter() - started, 1),
         }
-        summary["runs"] = sum(task.runs for task in tasks)
+        summary["runs"] = swept.runs
         summary["verdicts"] = swept.verdicts
         data = dataclasses.replace(swept, trained=shown, compared=compared)
-        with sweeping.writing(directory):
+        with writing(directory):
             io.write_sealed(directory / "summary.json", summary)
             page = report.write_report(data, directory)
-            sweeping.track(parsed, data, directory)
+            track(parsed, data, directory)
         report.print_target(data, console)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
         return summary
@@ -136,7 +133,7 @@ def dry_run(config: ConfigDict, folder: str | pathlib.Path) -> None:
     settings = parsed.settings() | {"target": target.settings()}
     workdir.check(pathlib.Path(folder), settings)
     tasks = space.tasks(parsed)
-    sweeping.check_data(tasks, console, pathlib.Path(folder))
+    check_data(parsed, console, pathlib.Path(folder))
     later = {"target": target}
     later |= {key: _baseline_config(key, parsed, target) for key in parsed.compare}
     tasks += [ZooTask(key, one, {}, 1, 1) for key, one in later.items()]
@@ -266,7 +263,7 @@ def prepare(target: RunConfig) -> PreparedRun:
 
 
 def best_of_base(
-    config: SweepConfig, populations: list[Population]
+    config: SweepConfig, populations: Sequence[Population]
 ) -> dict[str, float]:
     """The base's best hyperparameters.
 
@@ -289,7 +286,7 @@ def best_of_base(
 
 def summarize(
     config: SweepConfig,
-    populations: list[Population],
+    populations: Sequence[Population],
     best: dict[str, float],
     target: RunConfig,
     trained: TrainResult,

@@ -21,7 +21,6 @@ def main() -> int:
 
     noise.hide_secrets()
     noise.hide_late_writes()
-    noise.show_control_characters()
     try:
         status = cli.main(sys.argv)
     except ModuleNotFoundError as error:

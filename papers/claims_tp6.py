@@ -246,11 +246,33 @@ def _slopes_by_rate(populations: Sequence[Population], names: Sequence[str]) -> 
     """The slope of level sets below the valley, for the smallest and largest depth."""
     lines = []
     for p in (populations[0], populations[-1]):
-        rates, slopes = valley.level_slopes(p, names)
+        rates, slopes = level_slopes(p, names)
         known = ~np.isnan(slopes)
         lines.append(Line(f"depth {p.depth}", rates[known], slopes[known]))
     labels = "log₂ learning rate", "slope of level sets"
     return Panel("Where the loss falls with both", *labels, lines)
+
+
+def level_slopes(
+    population: Population, names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes of the level sets below the valley, where the loss falls in both.
+
+    Returns:
+      The middle of each two neighbouring values of `across`, as `grids.coordinate`,
+      and there the change of `up` per unit of `across` on a level set: the ratio of the
+      mean derivatives between grid points where both are negative. NaN without any.
+    """
+    level = np.log2(valley.surface(population, names))
+    x, y = (population.coordinates(name) for name in names)
+    across = np.diff(level, axis=0) / np.diff(x)[:, None]
+    up = np.diff(level, axis=1) / np.diff(y)
+    across = (across[:, 1:] + across[:, :-1]) / 2
+    up = (up[1:] + up[:-1]) / 2
+    falls = (across < 0) & (up < 0)
+    rise, run = (np.where(falls, part, 0.0).sum(axis=1) for part in (across, up))
+    slopes = np.divide(-rise, run, out=np.full_like(run, np.nan), where=run != 0)
+    return (x[1:] + x[:-1]) / 2, slopes
 
 
 def multiplier_is_free(data: SweepData) -> Drawing:

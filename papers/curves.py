@@ -8,15 +8,16 @@ Answers are True, False, or None where the sweep cannot tell.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from mupax.experiments.report import SweepData
-from mupax.experiments.sweep import grids, optima, statistics
+from mupax.experiments.sweep import grids, optima
 from mupax.experiments.sweep.regret import PRIOR
 from mupax.experiments.sweep.results import Cell, Population
 from mupax.experiments.sweep.statistics import Axis
@@ -25,6 +26,7 @@ from mupax.experiments.sweep.verdict import SHARE, Transfer, Verdict, transfer
 from .registry import Drawing, Line, Panel
 
 _Runs = TypeVar("_Runs", Cell, Population)
+_UNLIKE = 0.05  # p-value below which two variances are not averaged
 _SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the steps
 
 _X_LABELS = {
@@ -322,7 +324,7 @@ def gaps(pairs: Sequence[tuple[Least, Least]], chosen_of: int = 1) -> list[Inter
     A pair's error is that of its seeds' differences, and of the grid. The pairs are the
     sizes of one axis: a pair's variance is averaged with that of the others, which
     counts as at most 4 degrees of freedom, unless the two surely differ
-    (`statistics.moderated`).
+    (`_moderated`).
 
     Args:
       pairs: losses of two cells each. Only the seeds that both have are compared. If
@@ -344,9 +346,9 @@ def gaps(pairs: Sequence[tuple[Least, Least]], chosen_of: int = 1) -> list[Inter
     for i, ((a, b), row) in enumerate(zip(known, rows, strict=True)):
         if len(row):
             others = [v for j, v in enumerate(varied) if j != i and v is not None]
-            other, degrees = statistics.pooled(others)
+            other, degrees = _pooled(others)
             own = float(row.var(ddof=1)) if len(row) > 1 else 0.0
-            variance, freedom = statistics.moderated(
+            variance, freedom = _moderated(
                 own, len(row) - 1, other, min(degrees, PRIOR)
             )
             slips = (one.slip**2 for one in pairs[i])
@@ -357,6 +359,71 @@ def gaps(pairs: Sequence[tuple[Least, Least]], chosen_of: int = 1) -> list[Inter
         else:
             out.append(Interval(0.0, np.inf))
     return out
+
+
+def _pooled(rows: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Variance over seeds, pooled over sizes, and its degrees of freedom.
+
+    Sizes that share seeds are not independent: by Satterthwaite's rule, n sizes count
+    as n / (1 + (n - 1) r²) independent ones, with r² the mean squared correlation
+    between the rows of two sizes, minus its mean for independent seeds. Two seeds do
+    not determine r: ½ is assumed.
+
+    Args:
+      rows: deviations from the mean over seeds, an array of shape (seeds,) per size.
+
+    Examples:
+      >>> same = np.array([-0.1, 0.0, 0.1])
+      >>> variance, freedom = _pooled([same, same])
+      >>> round(variance, 4), freedom  # two sizes that are as good as one
+      (0.01, 2.0)
+    """
+    if not rows or len(rows[0]) < 2:
+        return math.nan, 0.0
+    seeds = len(rows[0])
+    spare = len(rows) * (seeds - 1)
+    variance = sum(float(row @ row) for row in rows) / spare
+    agree = 0.25
+    if seeds > 2 and len(rows) > 1:
+        pairs = itertools.combinations(rows, 2)
+        alike = [
+            float(a @ b) ** 2 / max(float(a @ a) * float(b @ b), 1e-300)
+            for a, b in pairs
+        ]
+        chance = 1 / (seeds - 1)
+        agree = max((float(np.mean(alike)) - chance) / (1 - chance), 0.0)
+    return variance, spare / (1 + (len(rows) - 1) * agree)
+
+
+def _moderated(
+    own: float, freedom: float, other: float, known: float
+) -> tuple[float, float]:
+    """A size's variance over seeds, averaged with that of the other sizes.
+
+    Weights are degrees of freedom. Where an F-test shows at 5 % that the two are not
+    equal, the size's own variance is taken.
+
+    Args:
+      own: the size's own variance.
+      freedom: its degrees of freedom; 0 for one seed.
+      other: the pooled variance of the other sizes.
+      known: its degrees of freedom; 0 for none.
+
+    Returns:
+      (variance, degrees of freedom)
+
+    Examples:
+      >>> _moderated(4.0, 3, 5.0, 3), _moderated(4.0, 3, 1000.0, 3)
+      ((4.5, 6), (4.0, 3))
+    """
+    if not known:
+        return own, freedom
+    if freedom:
+        below = special.fdtr(freedom, known, own / other if other else np.inf)
+        if min(below, 1 - below) < _UNLIKE / 2:
+            return own, freedom
+    total = freedom + known
+    return (freedom * own + known * other) / total, total
 
 
 def lower(losses: Sequence[Least], others: Sequence[Least]) -> list[bool | None]:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from mupax.experiments.cli import flags
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import open_dataset
-from mupax.experiments.sweep import main as sweep
+from mupax.experiments.sweep import command as sweep
 from mupax.experiments.sweep import space
 from mupax.experiments.sweep.results import key_of
 from mupax.experiments.sweep.statistics import AXES

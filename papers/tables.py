@@ -18,8 +18,8 @@ import numpy as np
 from mupax.experiments.errors import UserError
 from mupax.experiments.io import csv_text, write_durably
 from mupax.experiments.report import SweepData
-from mupax.experiments.sweep.main import LABELS, subject
 from mupax.experiments.sweep.results import Population, Sizes, key_of
+from mupax.experiments.sweep.space import LABELS, subject
 from mupax.experiments.sweep.tasks import Task
 
 # Points of a learning curve in a table: each is the mean over a 20th of the run.

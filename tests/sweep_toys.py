@@ -15,7 +15,7 @@ import optax
 from mupax.experiments import data as datasets
 from mupax.experiments.run.config import parse
 from mupax.experiments.run.step import Recipe
-from mupax.experiments.sweep.own import own_training
+from mupax.experiments.sweep.functions import training_of
 from mupax.experiments.sweep.store import Store
 from mupax.experiments.sweep.tasks import Task, Training, ZooTask
 
@@ -127,7 +127,7 @@ class Line(Task):
         def optimizer(hyper, params, rest):
             return optax.adam(hyper["learning_rate"])
 
-        return own_training(Recipe(loss, optimizer), init, data, self)
+        return training_of(Recipe(loss, optimizer), init, data, self)
 
 
 def points() -> np.ndarray:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import object_stores
 import pytest
-import test_sweep_own
+import test_sweep_functions
 
 from mupax import zoo
 from mupax.experiments import cli, io, remote
@@ -428,12 +428,12 @@ def test_a_bucket_that_refuses_is_one_sentence(kind, refused, capfd, machine):
 def test_a_sweep_in_object_storage_trains_only_what_is_missing(
     run, machine, monkeypatch
 ):
-    first = test_sweep_own.sweep(run)
+    first = test_sweep_functions.sweep(run)
     machine("second")
     monkeypatch.setattr(
         engine, "train_points", lambda *_: pytest.fail("it is there already")
     )
-    again = test_sweep_own.sweep(run)
+    again = test_sweep_functions.sweep(run)
     assert str(first) == str(again)
     assert "report.html" in names(run)
     assert len(export.read_results(run)) == 3
@@ -441,7 +441,7 @@ def test_a_sweep_in_object_storage_trains_only_what_is_missing(
 
 def test_workers_of_a_sweep_in_object_storage_write_its_local_copy(run, machine):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        test_sweep_own.sweep(run, executor=pool)
+        test_sweep_functions.sweep(run, executor=pool)
     # Another machine's copy must lack the file by which workers know the folder.
     assert not [n for n in names(run) if "shared" in n]
     machine("second")

@@ -52,7 +52,7 @@ COMMANDS = [
     if line.startswith("mupax ") and not line.startswith("mupax is ")
 ]
 PROCESSES = ("--distributed", "--coordinator", "--process")
-DOORS = (
+ENTRY_POINTS = (
     "convert.run",
     "estimate.plan.run",
     "predict.run",
@@ -61,7 +61,7 @@ DOORS = (
     "run.commands.evaluate",
     "run.commands.explain",
     "sweep.export.study",
-    "sweep.main.run",
+    "sweep.command.run",
     "sweep.search.run",
     "transfer.run",
     "transfer.explain_target",
@@ -69,15 +69,15 @@ DOORS = (
 
 
 @pytest.fixture
-def doors(tmp_path, monkeypatch):
+def called_with(tmp_path, monkeypatch):
     """What the commands ask for: nothing is trained. The names of files are real."""
     asked: list[object] = []
 
-    def door(*args: object, **options: object) -> None:
+    def entry(*args: object, **options: object) -> None:
         asked.extend(args)
 
-    for name in DOORS:
-        monkeypatch.setattr(f"mupax.experiments.{name}", door)
+    for name in ENTRY_POINTS:
+        monkeypatch.setattr(f"mupax.experiments.{name}", entry)
     monkeypatch.setattr(
         "mupax.experiments.coord_check.run",
         lambda *args, **_: asked.extend(args) or types.SimpleNamespace(failed=[]),
@@ -96,7 +96,7 @@ def doors(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_a_documented_command_is_understood(doors, line):
+def test_a_documented_command_is_understood(called_with, line):
     """Its flags and keys exist, and its config passes every check."""
     for name, value in (
         ("DIR", "data"),
@@ -111,7 +111,7 @@ def test_a_documented_command_is_understood(doors, line):
     for source in re.findall(r"transfer_from=(\S+)", line):
         _write_summary(pathlib.Path(source))
     assert cli.main(words) == 0
-    for config in doors:
+    for config in called_with:
         if isinstance(config, ConfigDict):
             parse(config)
 

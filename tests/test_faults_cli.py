@@ -144,7 +144,7 @@ def test_a_name_that_is_too_long_is_one_sentence(capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        *(["{}"], ["train", "{}"], ["train", "--{}=1"], ["models", "{}"]),
+        *(["{}"], ["train", TOY, "{}"], ["train", TOY, "--{}=1"], ["models", "{}"]),
         *(["train", TOY, "--config.{}=1"], ["train", TOY, "--config.seed={}"]),
         ["sweep", TOY, "--executor={}"],
     ],
@@ -331,7 +331,7 @@ def closed_doors(tmp_path_factory):
         "run.commands.run",
         "run.commands.evaluate",
         "run.commands.explain",
-        "sweep.main.run",
+        "sweep.command.run",
         "transfer.run",
         "transfer.explain_target",
     ):

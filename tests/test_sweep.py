@@ -18,9 +18,8 @@ from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import create_model
 from mupax.experiments.run.hyperparameters import tuned
 from mupax.experiments.sweep import engine, executors
-from mupax.experiments.sweep.population import program
+from mupax.experiments.sweep.program import program
 from mupax.experiments.sweep.tasks import ZooTask
-from mupax.optim.scales.paths import map_with_paths
 
 
 @pytest.fixture(scope="module")
@@ -108,26 +107,6 @@ def test_parametrizations_agree_at_base_size(data):
     ]
     for other in losses[1:]:
         np.testing.assert_array_equal(losses[0], other)
-
-
-def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
-    tasks = [task(depth=2), task(depth=4)]
-    done = []
-    compiled = engine.Chunks
-
-    def counted(task, *arguments, **options):
-        done.append(task.name)
-        return compiled(task, *arguments, **options)
-
-    monkeypatch.setattr(engine, "Chunks", counted)
-    limits = engine.Limits()
-    executors.run_all(tasks[:1], data, tmp_path / "cells", limits, None)
-    done.clear()
-    first = executors.run_all(tasks, data, tmp_path / "cells", limits, None)
-    again = executors.run_all(tasks, data, tmp_path / "cells", limits, None)
-    assert done == [tasks[1].name]
-    for a, b in zip(first, again, strict=True):
-        np.testing.assert_array_equal(a.loss, b.loss)
 
 
 def test_the_next_job_is_prepared_while_one_runs():
@@ -282,25 +261,6 @@ def test_init_scale_multiplies_weights_and_leaves_biases_and_norms(name, data):
         kinds.add((weight, bool(np.any(before[...]))))
     # Weights that are not zero, and norms that are one, were among them.
     assert {(True, True), (False, True)} <= kinds
-
-
-@pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_a_run_with_an_init_scale_begins_at_the_scaled_weights(scale, data):
-    small = task(steps=1, average_last=1, seeds=1, axes={"init_scale": (scale,)})
-    found = engine.run(small, data)
-    model = built(small, 0)
-    params = nnx.state(model, nnx.Param)
-    factors = {
-        path: scale if one.in_axes else 1.0 for path, one in zoo.scales(model).items()
-    }
-    params = map_with_paths(lambda path, leaf: leaf * factors[path], params)
-    nnx.update(model, params)
-    batch = datasets.batch_indices(160, 16, 0, 1)[0]
-    images = datasets.normalize(data.train_images[batch], data.mean, data.std)
-    loss = optax.softmax_cross_entropy_with_integer_labels(
-        model(images), data.train_labels[batch]
-    ).mean()
-    np.testing.assert_allclose(found.curves[0, 0, 0], loss, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from mupax.experiments.run.build import create_model, model_shapes, open_dataset
 from mupax.experiments.run.config import parse as parse_run
 from mupax.experiments.run.config import plain
 from mupax.experiments.run.loss import NextToken
+from mupax.experiments.sweep import command as sweep
 from mupax.experiments.sweep import engine, space, tasks
-from mupax.experiments.sweep import main as sweep
 
 SONG = "".join(f"{k} green bottles, hanging on the wall;\n" for k in range(40))
 

@@ -19,7 +19,8 @@ import sweep_toys
 
 from mupax.experiments import cli, io, memory
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import engine, executors, main, store
+from mupax.experiments.sweep import engine, executors
+from mupax.experiments.sweep.description import writing
 from mupax.experiments.sweep.store import Record, Store
 
 TASKS = [sweep_toys.task(depth=depth) for depth in (2, 4, 8)]
@@ -59,9 +60,13 @@ def test_dask_finds_the_same(tmp_path, here):
 
 
 @pytest.mark.long
-def test_submitit_finds_the_same(tmp_path, here):
-    pytest.importorskip("submitit")
-    same(on("submitit_local", tmp_path), here)
+def test_submitit_finds_the_same(tmp_path, here, monkeypatch):
+    submitit = pytest.importorskip("submitit")
+    auto = submitit.AutoExecutor
+    monkeypatch.setattr(
+        submitit, "AutoExecutor", lambda folder, cluster: auto(folder, cluster="local")
+    )
+    same(on("slurm", tmp_path), here)
     assert len(list((tmp_path / "slurm").glob("*_result.pkl"))) == len(TASKS)
 
 
@@ -211,43 +216,20 @@ def test_two_writers_do_not_corrupt_a_store(tmp_path):
     assert all(json.loads(line) for line in lines if line)
 
 
-def test_a_line_that_a_killed_writer_left_spoils_no_other(tmp_path):
-    store = Store(tmp_path)
-    store.add("task", "key", {(0, (0.5,)): Record([0.1, None])})
-    with (tmp_path / "task.runs.jsonl").open("a") as file:
-        file.write('{"key": "key", "seed": 1, "at": [0.')
-    store.add("task", "key", {(2, (0.5,)): Record([0.2, 0.3])})
-    assert store.runs("task", "key") == {
-        (0, (0.5,)): Record([0.1, None]),
-        (2, (0.5,)): Record([0.2, 0.3]),
-    }
-    assert store.runs("task", "another key") == {}
-
-
-def test_a_worker_sends_all_its_runs_while_others_write(tmp_path, monkeypatch):
-    """Half a line, which another process was writing, was sent to the worker.
-
-    The worker removed it, and took the runs that it sent back from the wrong place.
-    """
+def test_a_worker_sends_all_its_runs_while_others_write(tmp_path):
+    """Half a line, which another process is writing, is not sent to the worker."""
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     runs = [{(seed, (0.5,)): Record([0.1, 0.2])} for seed in range(3)]
     here.add("task", "key", runs[0])
-    read = store._read
-
-    def then_write(path):
-        content = read(path)
-        with path.open("a") as file:
-            file.write('{"key": "key", "seed": 3, "at": [0.')
-        return content
-
-    with monkeypatch.context() as busy:
-        busy.setattr(store, "_read", then_write)
-        known = here.content("task")
+    with (tmp_path / "here" / "task.runs.jsonl").open("a") as file:
+        file.write('{"key": "key", "seed": 3, "at": [0.')
+    known = here.content("task")
     there.append("task", known)
     there.add("task", "key", runs[1])
     there.add("task", "key", runs[2])
     here.append("task", there.content("task")[len(known) :])
     assert here.runs("task", "key") == runs[0] | runs[1] | runs[2]
+    assert here.runs("task", "another key") == {}
 
 
 @pytest.fixture(scope="module")
@@ -258,22 +240,6 @@ def data():
 @pytest.fixture(scope="module")
 def whole(data):
     return engine.run(sweep_toys.task(), data)
-
-
-def test_a_killed_job_does_only_the_points_that_are_missing(
-    tmp_path, data, whole, monkeypatch
-):
-    task, store = sweep_toys.task(), Store(tmp_path)
-    part = sweep_toys.task(log2_lr=(-9.0, -7.0))
-    engine.run(part, data, store)
-    done = []
-    add = Store.add
-    monkeypatch.setattr(
-        Store, "add", lambda self, *a: (done.extend(a[2]), add(self, *a))[1]
-    )
-    found = engine.run(task, data, store)
-    assert sorted(done) == [(0, (2.0**-5,)), (1, (2.0**-5,))]
-    np.testing.assert_allclose(found.loss, whole.loss, rtol=1e-4)
 
 
 def test_more_seeds_train_only_the_new_ones(tmp_path, data, monkeypatch):
@@ -367,32 +333,6 @@ def test_workers_end_with_the_process_that_opened_them(number, tmp_path):
     assert psutil.wait_procs([worker], timeout=30)[1] == []
 
 
-SLOW = """
-import sys, time
-from mupax.experiments.sweep import main
-with main.ended_by_sigterm():
-    print("begun", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_sigterm_ends_a_sweep_with_a_sentence_that_says_how_to_resume():
-    child = subprocess.Popen(
-        [sys.executable, "-c", SLOW],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout.readline() == "begun\n"
-    child.send_signal(signal.SIGTERM)
-    _, said = child.communicate()
-    assert child.returncode == 143
-    assert said.splitlines()[-1] == (
-        "mupax: stopped by SIGTERM; finished runs are kept, and the same command "
-        "resumes from them"
-    )
-
-
 def test_a_full_disk_is_told_with_the_file_and_how_to_resume(tmp_path, monkeypatch):
     def full(self, data):
         raise OSError(errno.ENOSPC, "No space left on device")  # names no file
@@ -402,7 +342,7 @@ def test_a_full_disk_is_told_with_the_file_and_how_to_resume(tmp_path, monkeypat
         r"results.csv cannot be written: No space left on device; finished runs are "
         "kept, and the same command resumes"
     )
-    with pytest.raises(UserError, match=said), main.writing(tmp_path):
+    with pytest.raises(UserError, match=said), writing(tmp_path):
         io.write_durably(tmp_path / "results.csv", "")
 
 

@@ -156,6 +156,23 @@ def test_not_every_dead_seed_speaks_against_transfer(case):
     assert one.verdict is not Verdict.DIES
 
 
+def test_a_cost_that_seeds_exceed_names_their_standard_deviation():
+    """Two seeds whose losses differ by the same factor at every value."""
+    rates = np.arange(-8.0, -2.0)
+    loss = np.exp2(0.1 * (rates + 5.5) ** 2 + np.array([[0.2], [-0.2]]))
+    own = [Cell("p", w, 1, rates, loss, np.empty((2, 6, 0)), 0.0) for w in (1, 2, 4)]
+    far = dataclasses.replace(own[0], loss=np.roll(loss, 1, axis=1))
+    told = verdict.transfer([far, *own[1:]], "width")
+    assert told.regret.high > verdict.SHARE
+    high, allowed = (verdict.percent(x) for x in (told.regret.high, told.allowed))
+    assert told.words == (
+        f"transfers: at width 4 it costs less (at most {high} of the loss) than seeds "
+        f"differ (at least {allowed})"
+    )
+    # The lower 95 % bound: χ² with one degree of freedom is below 1.96².
+    assert told.allowed == pytest.approx(2 ** (0.2 * 2**0.5 / 1.959964) - 1)
+
+
 def test_a_verdict_that_is_not_known_is_never_said_to_be():
     known = {v for v in Verdict if v.known is not None}
     names = ("TRANSFERS", "COSTS", "DIVERGES", "DIES", "FAILS")

@@ -77,7 +77,7 @@ def test_regret_is_read_off_the_fit_of_the_optimum(at, other):
     """No bias between grid points, and none from subtracting a grid minimum."""
     cost = regret(fits(valley(at)), 0, other)
     assert cost.share == pytest.approx(2 ** (0.5 * (other - at) ** 2) - 1, abs=1e-6)
-    assert cost.own == pytest.approx(0.01, rel=1e-6)
+    assert cost.least == pytest.approx(0.01, rel=1e-6)
 
 
 def test_regret_is_unknown_where_the_large_model_diverges():

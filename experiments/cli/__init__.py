@@ -1,4 +1,4 @@
-"""The `mupax` command. Each subcommand has a module, which parses flags and prints."""
+"""The `mupax` command. Module `commands` lists its subcommands."""
 
 import os
 import sys
@@ -6,42 +6,9 @@ import sys
 from mupax.zoo.addresses import public
 
 from ..errors import Stopped, UserError, nearest, reason, visible
-from . import (
-    completion,
-    convert,
-    coord_check,
-    evaluate,
-    explain,
-    export,
-    generate,
-    models,
-    plan,
-    predict,
-    search,
-    sweep,
-    train,
-    transfer,
-)
+from . import commands as commands  # which registers them
 from .command import COMMANDS
 from .flags import wrapped
-
-COMMANDS |= {
-    "transfer": transfer.COMMAND,
-    "sweep": sweep.COMMAND,
-    "search": search.COMMAND,
-    "train": train.COMMAND,
-    "eval": evaluate.COMMAND,
-    "plan": plan.COMMAND,
-    "explain": explain.COMMAND,
-    "coord-check": coord_check.COMMAND,
-    "convert": convert.COMMAND,
-    "predict": predict.COMMAND,
-    "generate": generate.COMMAND,
-    "export": export.COMMAND,
-    "models": models.COMMAND,
-    "completion": completion.COMMAND,
-}
-
 
 _LONG = 1000  # letters of a word that a message shortens
 

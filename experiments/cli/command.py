@@ -1,9 +1,12 @@
-"""The definition of a subcommand."""
+"""The definition of a subcommand, and the list of all."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .flags import CONFIG, WORKDIR, Flag, Parsed, describe, parse, wrapped
+
+Run = Callable[[Parsed], int | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Command:
     """
 
     summary: str
-    run: Callable[[Parsed], int | None]
+    run: Run
     flags: Sequence[Flag] = ()
     config: bool = True
     workdir: bool = True
@@ -49,5 +52,14 @@ class Command:
         return [*CONFIG, *([WORKDIR] if self.workdir else []), *self.flags]
 
 
-# By name; filled where the commands are listed.
 COMMANDS: dict[str, Command] = {}
+
+
+def command(name: str, summary: str, *flags: Flag, **more: Any) -> Callable[[Run], Run]:
+    """Make a command of a function; the arguments are those of `Command`."""
+
+    def register(run: Run) -> Run:
+        COMMANDS[name] = Command(summary, run, flags, **more)
+        return run
+
+    return register

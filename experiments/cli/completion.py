@@ -2,9 +2,8 @@
 
 import json
 
-from ..errors import UserError
-from .command import COMMANDS, Command
-from .flags import Parsed, list_configs
+from .command import COMMANDS
+from .flags import list_configs
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -62,24 +61,3 @@ def _fish(flags: dict[str, list[str]]) -> str:
             choices = f" -xa '{' '.join(list_configs())}'" if word == "--config" else ""
             lines.append(f"{of} -l {word.removeprefix('--')}{choices or ' -r'}")
     return "\n".join(lines) + "\n"
-
-
-def run(given: Parsed) -> None:
-    """Print the script of a shell."""
-    words = given.words
-    if not words or words[0] not in SHELLS:
-        raise UserError(f"name a shell: mupax completion {'|'.join(SHELLS)}")
-    print(script(words[0]), end="")
-
-
-COMMAND = Command(
-    "print a script that completes commands, flags and configs in a shell",
-    run,
-    config=False,
-    words=1,
-    arguments=(
-        "  bash:  source <(mupax completion bash)\n"
-        "  zsh:   source <(mupax completion zsh)\n"
-        "  fish:  mupax completion fish | source"
-    ),
-)

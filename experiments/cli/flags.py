@@ -1,11 +1,12 @@
 """Define, parse and print the flags of a command, and find configs."""
 
 import dataclasses
+import importlib.machinery
 import importlib.resources
 import pathlib
 import re
-import sys
 import textwrap
+import types
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,7 +62,7 @@ class Parsed(NamedTuple):
 
 def parse(
     argv: Sequence[str],
-    own: Sequence[Flag] = (),
+    known: Sequence[Flag] = (),
     *,
     config: bool = True,
     words: int = 0,
@@ -70,7 +71,7 @@ def parse(
 
     Args:
       argv: begins with the command's name.
-      own: the command's own flags.
+      known: the command's own flags.
       config: whether it takes `--config`, its overrides and `--workdir`.
       words: maximal number of arguments without dashes.
 
@@ -81,65 +82,81 @@ def parse(
     from absl import flags
 
     _check_words(argv)
+    values = flags.FlagValues()
+    loaded: Any = None
+    path, given = "", list(argv)
     if config:
-        return _with_config(list(argv), own, words)
-    values = flags.FlagValues()
-    _define(own, values)
+        given, path = _without_config(argv)
+        loaded = _load(path)
+        known = (WORKDIR, *known)
+    _define(known, values)
     try:
-        rest = values(list(argv))
-    except flags.Error as error:
-        raise UserError(_one_line(error)) from None
-    _no_more(rest, words)
-    return Parsed(list(argv), None, "", _values(own, values), rest[1:])
-
-
-def _with_config(command: list[str], own: Sequence[Flag], words: int) -> Parsed:
-    """Parse the command line of a command that takes a config."""
-    from absl import flags
-    from ml_collections import ConfigDict, config_flags
-
-    argv, later = _without_sections(_with_config_path(command))
-    values = flags.FlagValues()
-    config = config_flags.DEFINE_config_file(
-        "config", None, "", flag_values=values, sys_argv=argv
-    )
-    own = (WORKDIR, *own)
-    _define(own, values)
-    # ml_collections would reuse the module of a config that was loaded before.
-    sys.modules.pop("config_config", None)
-    try:
-        rest = values(argv)
-        loaded = config.value
-        # Raises the error of a file that could not be read.
-        getattr(loaded, "seed", None)
-        if later and isinstance(loaded, ConfigDict):
-            _override_sections(loaded, later)
+        if config:
+            _define_overrides(loaded, given, values)
+        rest = values(given)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_one_line(error)) from None
+    if len(rest) > 1 + words:
+        word = rest[1 + words]
+        raise UserError(f"unexpected argument {word!r}; flags start with --")
+    flagged = _values(known, values)
+    workdir = ""
+    if config:
+        name = pathlib.PurePath(path).stem
+        workdir = flagged.pop("workdir") or default_workdir(argv[0], name)
+        if argv[0] in _OF_A_RUN:
+            _check_sections(argv[0], given)
+        if isinstance(source := loaded.get("transfer_from"), str):
+            _check_transferred(given, source)
+    return Parsed(list(argv), loaded, workdir, flagged, rest[1:])
+
+
+def _without_config(argv: Sequence[str]) -> tuple[list[str], str]:
+    """A command line without `--config`, and the path of the config."""
+    out, path, rest = [], "", iter(argv)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag in ("-config", "--config"):
+            path = find_config(value if equals else next(rest, ""))
+        else:
+            out.append(word)
+    if not path:
+        raise UserError(
+            f"--config is missing; packaged configs are: {', '.join(list_configs())}"
+        )
+    return out, path
+
+
+def _load(path: str) -> "ConfigDict":
+    """The config of a file.
+
+    Raises:
+      UserError: it raises an error, or makes no config.
+    """
+    from ml_collections import ConfigDict
+
+    loader = importlib.machinery.SourceFileLoader("mupax_config", path)
+    module = types.ModuleType(loader.name)
+    module.__file__ = path
+    try:
+        loader.exec_module(module)
+        if not hasattr(module, "get_config"):
+            raise UserError("the config does not load: it has no function get_config()")
+        config = module.get_config()
+    except UserError:
+        raise
     except SystemExit:
         raise UserError("the config does not load: it calls sys.exit") from None
     # A config file is a program, which can raise anything.
     except Exception as error:
-        raise UserError(f"the config does not load: {_one_line(error)}") from None
-    _no_more(rest, words)
-    paths = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
-    if not paths:
-        raise UserError(
-            f"--config is missing; packaged configs are: {', '.join(list_configs())}"
-        )
-    if not isinstance(loaded, ConfigDict):
+        reported = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"the config does not load: {reported}") from None
+    if not isinstance(config, ConfigDict):
         raise UserError(
             "the config does not load: get_config() must return a ConfigDict, and "
-            f"returns {type(loaded).__name__}"
+            f"returns {type(config).__name__}"
         )
-    given = _values(own, values)
-    name = pathlib.PurePath(paths[0]).stem
-    workdir = given.pop("workdir") or default_workdir(argv[0], name)
-    if argv[0] in _OF_A_RUN:
-        _check_sections(argv[0], later)
-    if isinstance(source := loaded.get("transfer_from"), str):
-        _check_transferred(argv + later, source)
-    return Parsed(command, loaded, workdir, given, rest[1:])
+    return config
 
 
 # Commands whose default run directory is that of `mupax train`.
@@ -179,34 +196,31 @@ _OPEN = (
 )
 
 
-def _without_sections(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Split off the overrides of `sweep`, `target` and the open sections."""
-    starts = tuple(f"--config.{section}." for section in ("sweep", "target", *_OPEN))
-    later = [word for word in argv if word.startswith(starts) and "=" in word]
-    return [word for word in argv if word not in later], later
+def _define_overrides(config: "ConfigDict", argv: list[str], values: Any) -> None:
+    """Define a flag for each key of a config that a command line overrides.
 
-
-def _override_sections(config: "ConfigDict", words: list[str]) -> None:
-    """Override keys of sections; adds missing sections and keys of open sections."""
-    from absl import flags
+    Adds missing sections, and missing keys of open sections.
+    """
     from ml_collections import config_flags
 
     from ..run.config import defaults
 
     whole = defaults("sweep", "target")
     with config.unlocked():
-        for word in words:
-            path = word.removeprefix("--config.").partition("=")[0]
+        for word in argv:
+            path, equals, _ = word.removeprefix("--config.").partition("=")
             section, *keys = path.split(".")
+            if not word.startswith("--config.") or not equals or not keys:
+                continue
+            if section not in ("sweep", "target", *_OPEN):
+                continue
             if section not in config:
                 config[section] = whole[section]
             _check_key(section, keys, config)
             unset = section == "target" and not config.target.get(keys[0])
             if section in _OPEN or keys[0] == "parametrizations" or unset:
                 _add(config, path)
-    values, argv = flags.FlagValues(), ["mupax", *words]
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
-    values(argv)
 
 
 def _check_key(section: str, keys: Sequence[str], config: "ConfigDict") -> None:
@@ -243,17 +257,17 @@ def _add(config: "ConfigDict", path: str) -> None:
         config[key] = placeholder(object)
 
 
-def _values(own: Iterable[Flag], values: Any) -> dict[str, Any]:
+def _values(known: Iterable[Flag], values: Any) -> dict[str, Any]:
     """The values of flags by name; UserError if a required flag has none."""
-    for flag in own:
+    for flag in known:
         if flag.required and not values[flag.name].value:
             raise UserError(f"--{flag.name} is missing; {flag.required}")
         if values[flag.name].present and values[flag.name].value in ("", [""]):
             raise UserError(f"--{flag.name} is empty; give a value, or leave it out")
-    return {flag.name: values[flag.name].value for flag in own}
+    return {flag.name: values[flag.name].value for flag in known}
 
 
-def _define(own: Iterable[Flag], values: Any) -> None:
+def _define(known: Iterable[Flag], values: Any) -> None:
     from absl import flags
 
     define: dict[type, Any] = {
@@ -263,13 +277,12 @@ def _define(own: Iterable[Flag], values: Any) -> None:
         bool: flags.DEFINE_bool,
         list: flags.DEFINE_multi_string,
     }
-    for flag in own:
+    for flag in known:
         define[flag.type](flag.name, flag.default, flag.help, flag_values=values)
 
 
 # Flags that absl defines: read flags from a file; ignore unknown flags.
 _OF_ABSL = ("flagfile", "undefok")
-_LONGEST = 200  # absl compares longer names letter by letter, in a recursion
 
 
 def _check_words(argv: Sequence[str]) -> None:
@@ -282,27 +295,9 @@ def _check_words(argv: Sequence[str]) -> None:
         except UnicodeEncodeError:
             raise UserError(f"{word!r} is not UTF-8; rename the file") from None
         name = word.lstrip("-").partition("=")[0]
-        if word.startswith("-") and (name in _OF_ABSL or len(name) > _LONGEST):
+        # absl compares long names letter by letter, in a recursion.
+        if word.startswith("-") and (name in _OF_ABSL or len(name) > 200):
             raise UserError(f"Unknown command line flag {short(name)!r}")
-
-
-def _no_more(rest: list[str], arguments: int = 0) -> None:
-    if len(rest) > 1 + arguments:
-        word = rest[1 + arguments]
-        raise UserError(f"unexpected argument {word!r}; flags start with --")
-
-
-def _with_config_path(argv: list[str]) -> list[str]:
-    """`argv` with the name of the config replaced by its path, as one argument."""
-    out, rest = argv[:1], iter(argv[1:])
-    for word in rest:
-        flag, equals, value = word.partition("=")
-        if flag in ("-config", "--config"):
-            value = value if equals else next(rest, "")
-            out.append(f"--config={find_config(value)}")
-        else:
-            out.append(word)
-    return out
 
 
 # Of ml_collections, for a key of a value.
@@ -314,8 +309,6 @@ _NOT_A_SECTION = re.compile(
 
 def _one_line(error: BaseException) -> str:
     text = str(error)
-    if "Error whilst parsing config file" in text:
-        text = text.strip().splitlines()[-1]  # after a traceback
     if found := re.match(r"flag --([^=]+)=(.*): invalid literal for int", text):
         return f"--{found[1]} is {found[2]!r}; it must be a whole number"
     if found := re.match(r"flag --([^=]+)=(.*): could not convert string to", text):
@@ -347,8 +340,6 @@ def _one_line(error: BaseException) -> str:
 
             text += nearest(text, KEYS) or "; docs/reference/config.md lists all keys"
         text = f"the config has no key {text}"
-        if "no attribute 'get_config'" in text:
-            text = "the config does not load: it has no function get_config()"
     return " ".join(text.split()) or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""`mupax models`."""
+"""The table of `mupax models`."""
 
 import functools
 import importlib.resources
@@ -7,10 +7,7 @@ import math
 from typing import Any
 
 from ..errors import UserError, nearest
-from .command import Command
-from .flags import Flag, Parsed
 
-FLAGS = (Flag("names", False, "print the names only, one per line"),)
 # Repositories of transformers whose config.json is exactly the model of that name.
 HUB = {
     "gpt2": ("openai-community/gpt2",),
@@ -25,11 +22,14 @@ HUB = {
 }
 
 
-def run(given: Parsed) -> None:
-    """Print the models of the zoo: sizes, parameters, FLOPs and sources of weights."""
+def listing(patterns: list[str], *, names_only: bool) -> str:
+    """The models that match patterns, as text: names, a table, or one in detail.
+
+    Raises:
+      UserError: none matches.
+    """
     from mupax import zoo
 
-    patterns = given.words
     names = zoo.list_models(*patterns)
     if not names:
         every = zoo.list_models()
@@ -38,12 +38,9 @@ def run(given: Parsed) -> None:
             f"no model is named {patterns[0]!r}{hint} `mupax models` lists all "
             f"{len(every)}"
         )
-    if given.flags["names"]:
-        print("\n".join(names))
-    elif len(names) == 1 and patterns == names:
-        print(_details(names[0]))
-    else:
-        print(_table(names))
+    if names_only:
+        return "\n".join(names)
+    return _details(names[0]) if patterns == names else _table(names)
 
 
 def model_sizes() -> dict[str, dict[str, Any]]:
@@ -134,13 +131,3 @@ def _short(n: int) -> str:
     if "e" in digits:
         digits = f"{n / 1000**power:.0f}"
     return f"{digits} {['', 'k', 'M', 'G', 'T'][power]}".strip()
-
-
-COMMAND = Command(
-    "list the zoo's models: sizes, parameters, FLOPs and sources of weights",
-    run,
-    FLAGS,
-    config=False,
-    words=1,
-    arguments="  PATTERN          a pattern of names, e.g. 'res*'; default: all",
-)

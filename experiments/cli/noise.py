@@ -1,11 +1,10 @@
-"""Hides secrets, control characters, and errors of threads that are explained.
+"""Hides secrets, and errors of threads that are explained.
 
 If a disk is full, Orbax and TensorStore print a traceback in each of their threads,
 before and after the command's one sentence. `__main__` calls these functions, as they
 concern the whole process.
 """
 
-import contextlib
 import logging
 import sys
 import threading
@@ -13,8 +12,6 @@ import warnings
 from typing import Any
 
 from mupax.zoo.addresses import public
-
-from ..errors import visible
 
 
 class _Public:
@@ -44,20 +41,6 @@ def hide_secrets() -> None:
 def _public_record(record: logging.LogRecord) -> bool:
     record.msg, record.args = public(record.getMessage()), ()
     return True
-
-
-def show_control_characters() -> None:
-    """Write control characters in log records as escapes; see `errors.visible`."""
-    make = logging.getLogRecordFactory()
-
-    def escaped(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = make(*args, **kwargs)
-        # Python itself reports a record whose arguments do not fit.
-        with contextlib.suppress(Exception):
-            record.msg, record.args = visible(record.getMessage(), keep="\n\t"), ()
-        return record
-
-    logging.setLogRecordFactory(escaped)
 
 
 def hide_late_writes() -> None:

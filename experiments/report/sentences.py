@@ -192,10 +192,10 @@ def numbers(data: SweepData) -> list[str]:
     sentences = []
     for t in featured(data)[: 2 * MANY]:
         small = optima.optimum(t.cells[0])
-        if not t.change_words or small is None or t.own is None:
+        if not t.change_words or small is None or t.least is None:
             continue
-        before, after = loss(small.loss), loss(t.own)
-        verb = "falls" if t.own < small.loss else "rises"
+        before, after = loss(small.loss), loss(t.least)
+        verb = "falls" if t.least < small.loss else "rises"
         least_loss = f"{verb} from {before} to {after}"
         if before == after:
             least_loss = f"stays at {after}"

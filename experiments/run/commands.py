@@ -131,6 +131,8 @@ def train_in(
             ),
             learning_rate=config.learning_rates,
         )
+    if result.resumed_from == config.steps:
+        console.print("This run had finished already. Its results:", highlight=False)
     console.print(
         f"{dataset.name}: {_scores(result.test_loss, result.test_accuracy)}; "
         f"{directory}/metrics.jsonl",

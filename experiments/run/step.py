@@ -2,7 +2,7 @@
 
 A `Recipe` holds pure functions of (state, batch, hyperparameters, key). The trainer
 compiles its step on a mesh (`program`). A sweep runs it for many values of the
-hyperparameters (`mupax.experiments.sweep.population`). Both pass hyperparameters as
+hyperparameters (`mupax.experiments.sweep.program`). Both pass hyperparameters as
 arguments, so that XLA rounds them in the same way.
 """
 

@@ -113,10 +113,15 @@ def _compared(
     _check_kind(workdir, stored, settings)
     if settings is None:
         return stored
+    found = differences(stored, settings)
+    names = {key for key, *_ in found}
     differ = [
         f"{key} ({short(first)}, here {short(second)})"
-        for key, first, second in differences(stored, settings)
-        if key != "contents" and not any(f"{key}.".startswith(f"{x}.") for x in free)
+        for key, first, second in found
+        if key != "contents"
+        and not any(f"{key}.".startswith(f"{x}.") for x in free)
+        # "settings" holds the whole config, and so some keys a second time.
+        and key.removeprefix("settings.") not in names - {key}
     ]
     if differ:
         raise UserError(

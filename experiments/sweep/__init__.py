@@ -2,14 +2,15 @@
 
 | module | contents |
 |---|---|
-| `api` | `mupax.sweep`, a sweep of a user's own model |
-| `main` | `mupax sweep`, a sweep of a zoo model from a config |
-| `space` | the config of a sweep, and its tasks |
+| `api` | `mupax.sweep`: the description of a user's functions |
+| `command`, `space` | `mupax sweep`: the description of a config |
+| `description` | what both describe, and the one function that carries it out |
 | `grids` | values of a hyperparameter, and units of distance |
-| `tasks`, `own` | a task: all runs of one model shape, of the zoo or a user's |
-| `engine`, `population` | training a task in chunks that fit into memory; its program |
+| `tasks`, `functions` | a task: all runs of one model shape, of the zoo or a user's |
+| `engine`, `program` | training a task in chunks that fit into memory; its program |
 | `executors` | where tasks train: here, in processes, on Dask or Slurm |
 | `store`, `fingerprint` | finished runs on disk, and when they may be used again |
+| `search`, `cost`, `export` | `mupax search`, `--dry_run`, and runs for other tools |
 | `results` | runs as arrays |
 | `optima`, `statistics`, `valley` | fits to the runs |
 | `regret`, `verdict`, `transfers` | the cost of an untuned value; the verdicts |

@@ -29,13 +29,13 @@ from .. import report
 from ..checks import number as finite_number
 from ..checks import optional, shown, whole
 from ..errors import UserError, nearest
-from ..io import write_durably
 from ..memory import check as check_memory
 from ..report import sentences
 from ..run import bucket
-from . import engine, executors, export, fingerprint, grids, optima
+from . import engine, export, fingerprint, grids, optima
+from .description import STORED, Description, train
 from .engine import Limits as Limits
-from .own import OwnTask
+from .functions import KEY, FunctionTask
 from .results import Population, Sizes
 from .store import Store
 
@@ -68,7 +68,7 @@ class Sweep:
 
     @property
     def verdicts(self) -> Mapping[str, Any]:
-        """By hyperparameter, parametrization ("own") and axis of size.
+        """By hyperparameter, "model", and axis of size.
 
         The axes are "width", "depth" and, where `sizes` were swept, "joint": from the
         base to shapes of another width and depth. "regret" is the share of its loss
@@ -83,7 +83,7 @@ class Sweep:
         Raises:
           UserError: every run of the base diverged.
         """
-        base = self.data.at_base(OwnTask.parametrization)
+        base = self.data.at_base(KEY)
         if not np.isfinite(base.loss).any():
             raise UserError(
                 f"every run of the base, width {base.width} and depth {base.depth}, "
@@ -141,11 +141,6 @@ class Sweep:
         return [row for population in self.populations for row in population.rows()]
 
     def __repr__(self) -> str:
-        base = f"base {self.base.width} x {self.base.depth}"
-        verdicts = "; ".join(f"{name}: {words}" for name, words, *_ in self._table())
-        return f"<Sweep of {self.data.runs} runs, {base}; {verdicts}>"
-
-    def __str__(self) -> str:
         lines = []
         for name, words, best, change in self._table():
             lines.append(f"{name}: {words}")
@@ -270,7 +265,7 @@ def sweep(
       ...     model, optimizer, loss, jnp.ones((64, 2)),
       ...     grid={"learning_rate": "2**[-3:1:1]"},
       ...     widths=(4, 8), depths=(1,), seeds=2, steps=3, batch_size=8)
-      >>> list(found.verdicts["learning_rate"]["own"])
+      >>> list(found.verdicts["learning_rate"]["model"])
       ['depth', 'width']
     """
     functions = {"make_model": make_model, "make_optimizer": make_optimizer}
@@ -307,7 +302,7 @@ def sweep(
     if not isinstance(limits, engine.Limits):
         raise UserError(f"limits={limits!r} must be Limits(...), e.g. Limits(lanes=8)")
     tasks = [
-        OwnTask(
+        FunctionTask(
             *shape,
             seeds,
             steps,
@@ -328,49 +323,33 @@ def sweep(
     with _opened(folder) as place:
         known, left = tasks, True
         if place is not None and executor is None:
-            store = Store(place.absolute())
+            store = Store(place.absolute() / STORED)
             known = [task.bound(data) for task in tasks]
             left = any(engine.missing(task, store) for task in known)
         if left:
             _check_models(tasks)
+        description = Description(
+            tasks=known,
+            limits=limits,
+            base=at,
+            steps=steps,
+            labels={KEY: "this model"},
+            featured=KEY,
+            subject=getattr(make_model, "__name__", "this model"),
+            settings={"sweep": {**numbers, "average_last": average_last, **axes}},
+        )
         console = rich.console.Console(stderr=True)
         visible = not console.is_jupyter if progress is None else progress
-        populations = executors.run_all(
-            known,
+        swept = train(
+            description,
             jax.tree.map(jnp.asarray, data),
             place,
-            limits,
             executor,
             ahead=False,  # the caller's code is traced in the caller's thread
             console=console if visible else None,
         )
-        _check_losses(populations)
-        _warn(populations, data)
-        result = Sweep(_report_data(populations, at, tasks[0]))
-        if place is not None:
-            try:
-                write_durably(place / "results.csv", result.data.table)
-                report.write_report(result.data, place)
-            except OSError as error:  # the runs are returned all the same
-                logging.warning("%s: the report cannot be written: %s", place, error)
-    return result
-
-
-def _report_data(
-    populations: Sequence[Population], base: Sizes, task: OwnTask
-) -> report.SweepData:
-    numbers = ("seeds", "steps", "batch_size", "average_last")
-    settings = {name: getattr(task, name) for name in numbers} | dict(task.grid)
-    return report.SweepData(
-        populations=populations,
-        base=base,
-        labels={OwnTask.parametrization: "this model"},
-        featured=OwnTask.parametrization,
-        steps=task.steps,
-        settings={"sweep": settings, "machine": report.machine()},
-        subject=getattr(task.make_model, "__name__", "own model"),
-        command="",
-    )
+    _warn(swept.populations, data)
+    return Sweep(swept)
 
 
 # ----- Arguments. Each error names one.
@@ -417,13 +396,6 @@ def _shapes(
                 f"sizes has {tuple(pair)}, whose width times depth is not above that "
                 f"of the base {tuple(at)}, and the verdict over both is one over this "
                 "product: choose a smaller base=..., or leave this size out"
-            )
-    for axis, swept, own in (("width", widths, at.width), ("depth", depths, at.depth)):
-        if len(set(swept)) > 1 and own == max(swept):
-            logging.warning(
-                "the base's %s, %d, is the largest that is swept, so that the verdict "
-                "over %s is about %d: what the value that is best there costs at %d",
-                *(axis, own, axis, min(swept), own),
             )
     crossing = {Sizes(at.width, int(d)) for d in depths}
     crossing |= {Sizes(int(w), at.depth) for w in widths}
@@ -531,7 +503,7 @@ def _settings_text(settings: Any) -> str | None:
         ) from None
 
 
-def _check_executor(executor: Any, task: OwnTask) -> None:
+def _check_executor(executor: Any, task: FunctionTask) -> None:
     """Raise UserError if it is no executor, or cannot be sent the functions."""
     if executor is not None and not hasattr(executor, "submit"):
         raise UserError(
@@ -553,7 +525,7 @@ def _check_executor(executor: Any, task: OwnTask) -> None:
 # ----- Mistakes in the user's functions and data.
 
 
-def _check_models(tasks: Sequence[OwnTask]) -> None:
+def _check_models(tasks: Sequence[FunctionTask]) -> None:
     """Raise UserError for models of one shape; warn of one that is not scaled."""
     for small, other in itertools.pairwise(tasks):  # sorted by width
         if small.width < other.width and small.shapes == other.shapes:
@@ -578,19 +550,6 @@ def _check_models(tasks: Sequence[OwnTask]) -> None:
             "leave out what initialization changes. That is right if you start from "
             "fixed weights; otherwise use the key, as in nnx.Rngs(key)."
         )
-
-
-def _check_losses(populations: Sequence[Population]) -> None:
-    """Raise a `UserError` if a loss is negative, of which no share can be given up."""
-    for p in populations:
-        finite = p.loss[np.isfinite(p.loss)]
-        if finite.size and finite.min() < 0:
-            raise UserError(
-                f"the loss falls to {finite.min():.4g} at width {p.width} and depth "
-                f"{p.depth}. Verdicts compare shares of the loss, so it must not be "
-                "negative: return a loss whose least value is zero, e.g. less its "
-                "lower bound, or the exponential of a negative log-likelihood"
-            )
 
 
 def _warn(populations: Sequence[Population], data: Any) -> None:

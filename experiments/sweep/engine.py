@@ -1,6 +1,6 @@
 """Train the runs of a task that are missing, in chunks that fit into memory.
 
-All runs of a task share a shape, and are one program (`population`), compiled for a
+All runs of a task share a shape, and are one program (`program`), compiled for a
 chunk of them. A diverged run has NaN losses and changes no other run. The runs of each
 chunk are stored before the next chunk begins. Where runs train in turn, on a CPU, a
 chunk is as many as end within `_STORED` seconds.
@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import memory
 from ..errors import UserError
-from .population import at_once, program
+from .program import at_once, program
 from .results import Population
 from .store import Record, Run, Store
 from .tasks import Task, Training

@@ -26,8 +26,7 @@ from .results import Population
 from .store import Store
 from .tasks import Task
 
-NAMES = ("here", "local", "dask", "slurm", "submitit_local")
-_TRIES = 3  # of a task whose worker dies
+NAMES = ("here", "local", "dask", "slurm")
 _SOON = 2.0  # seconds until a shared folder is seen
 
 Executor = concurrent.futures.Executor
@@ -43,7 +42,7 @@ def run_all(
     ahead: bool = True,
     console: rich.console.Console | None = None,
 ) -> list[Population]:
-    """Train all tasks. A task whose worker dies is tried again.
+    """Train all tasks.
 
     Args:
       tasks: the tasks.
@@ -58,7 +57,7 @@ def run_all(
         terminal; None for neither.
 
     Raises:
-      UserError: a task raised it, or its worker died three times.
+      UserError: a task raised it, or its worker died. The other tasks end first.
     """
     console = console or rich.console.Console(quiet=True)
     bar = progress_bars.bar(
@@ -117,58 +116,48 @@ def _run_on(
     sign = _sign(folder.absolute())
     store = Store(folder.absolute())
 
-    def submit(task: Task) -> concurrent.futures.Future:
-        known = store.content(task.name)
-        return executor.submit(run_task, task, data, str(sign), known, limits)
-
     # The largest first, so that all workers end at about the same time.
     order = sorted(tasks, key=lambda task: -task.work)
-    waiting = {submit(task): (task, 1) for task in order}
+    futures = {
+        executor.submit(
+            run_task, task, data, str(sign), store.content(task.name), limits
+        ): task
+        for task in order
+    }
     results: dict[str, Population] = {}
-    failed: Exception | None = None
-    while waiting:
-        done, _ = concurrent.futures.wait(
-            waiting, return_when=concurrent.futures.FIRST_COMPLETED
-        )
-        for future in done:
-            task, tries = waiting.pop(future)
-            try:
-                results[task.name], new = future.result()
-                if new:
-                    store.append(task.name, new)
-                advance(task, task.runs)
-            except Exception as error:
-                retry = _worker_died(error) and tries < _TRIES
-                broken = isinstance(error, BrokenProcessPool)
-                if retry and not broken and failed is None:
-                    waiting[submit(task)] = (task, tries + 1)
-                    continue
-                failed = failed or _explained(error, task)
-                # Running tasks go on to their end, so that their runs are kept. Dask
-                # does not tell running tasks from waiting ones, and cancels both.
-                waiting = {
-                    f: job for f, job in waiting.items() if f in done or not f.cancel()
-                }
-                if waiting:
-                    logging.error(
-                        "%s failed (%s); running tasks end first.", task.name, error
-                    )
-    if failed is not None:
-        raise failed
+
+    def collect(future: concurrent.futures.Future) -> None:
+        task = futures.pop(future)
+        try:
+            results[task.name], new = future.result()
+        except Exception as error:
+            if not _worker_died(error):
+                raise
+            # A broken pool fails all tasks, also those that wait.
+            broken = isinstance(error, BrokenProcessPool)
+            where = "" if broken else f" while it ran {task.name}"
+            raise UserError(
+                f"a worker died{where} ({error!r}); finished runs are kept, and the "
+                "same command resumes from them"
+            ) from error
+        if new:
+            store.append(task.name, new)
+        advance(task, task.runs)
+
+    try:
+        for future in concurrent.futures.as_completed(list(futures)):
+            collect(future)
+    except Exception as error:
+        # Running tasks go on to their end, so that their runs are kept. Dask does not
+        # tell running tasks from waiting ones, and cancels both.
+        running = [future for future in futures if not future.cancel()]
+        if running:
+            logging.error("A task failed (%s); running tasks end first.", error)
+        for future in concurrent.futures.as_completed(running):
+            with contextlib.suppress(Exception):
+                collect(future)
+        raise
     return [results[task.name] for task in tasks]
-
-
-def _explained(error: Exception, task: Task) -> Exception:
-    if not _worker_died(error):
-        return error
-    # A broken pool fails all tasks, also those that wait.
-    where = "" if isinstance(error, BrokenProcessPool) else f" while it ran {task.name}"
-    told = UserError(
-        f"a worker died{where} ({error!r}); finished runs are kept, and the same "
-        "command resumes from them"
-    )
-    told.__cause__ = error
-    return told
 
 
 def _worker_died(error: Exception) -> bool:
@@ -208,8 +197,8 @@ def run_task(
     folder = pathlib.Path(sign).parent
     if io.appears(pathlib.Path(sign), _SOON):
         return engine.run(task, data, Store(folder), limits), b""
-    with tempfile.TemporaryDirectory() as own:
-        store = Store(pathlib.Path(own))
+    with tempfile.TemporaryDirectory() as local:
+        store = Store(pathlib.Path(local))
         store.append(task.name, known)
         population = engine.run(task, data, store, limits)
         return population, store.content(task.name)[len(known) :]
@@ -249,7 +238,7 @@ def opened(
     Args:
       name: "here" (this process), "local" (processes of this machine), "dask" (the
         scheduler at `address`, or a cluster on this machine), "slurm" (a Slurm job for
-        each task), or "submitit_local" (as Slurm, on this machine).
+        each task).
       workers: tasks at once, at most.
       folder: for the logs of Slurm.
       address: of a Dask scheduler.
@@ -269,9 +258,9 @@ def opened(
     elif name == "dask":
         distributed = import_extra("distributed", "dask", "--executor=dask")
         # One task at a time in each worker: a task takes a whole device.
-        own = {"n_workers": workers, "threads_per_worker": 1}
+        local = {"n_workers": workers, "threads_per_worker": 1}
         try:
-            client = distributed.Client(**({"address": address} if address else own))
+            client = distributed.Client(**({"address": address} if address else local))
         except (OSError, ValueError) as error:
             raise UserError(
                 f"--scheduler={short(address)} cannot be used: {reason(error)}"
@@ -279,12 +268,9 @@ def opened(
         with client:
             yield client.get_executor()
     else:
-        submitit = import_extra("submitit", "slurm", f"--executor={name}")
-        cluster = "slurm" if name == "slurm" else "local"
-        jobs = submitit.AutoExecutor(folder / "slurm", cluster=cluster)
-        jobs.update_parameters(timeout_min=24 * 60)
-        if cluster == "slurm":
-            jobs.update_parameters(slurm_array_parallelism=workers)
+        submitit = import_extra("submitit", "slurm", "--executor=slurm")
+        jobs = submitit.AutoExecutor(folder / "slurm", cluster="slurm")
+        jobs.update_parameters(timeout_min=24 * 60, slurm_array_parallelism=workers)
         yield _Futures(jobs)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from .population import holds
+from .program import holds
 from .tasks import Point, Training
 
 # A call into Python that returns values. The Python code is not in the program.
@@ -30,7 +30,7 @@ def of_training(
       The fingerprint, or None where the program calls functions that are not part of
       it (`jax.pure_callback`, `jax.ffi.ffi_call`).
     """
-    together = jax.default_backend() != "cpu"  # as `population.program` by default
+    together = jax.default_backend() != "cpu"  # as `program.program` by default
 
     def whole(keys: jax.Array, hyper: Any, batch: Any) -> Any:
         if not together:

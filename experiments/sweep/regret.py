@@ -73,7 +73,7 @@ class Regret:
     high: float  # upper 95 % bound of the share; infinite for one seed
     # Lower 95 % bound of the standard deviation of the loss over seeds, as a share.
     noise: float
-    own: float  # least loss, geometric mean over seeds
+    least: float  # loss at the best value, geometric mean over seeds
     sample: Sample | None = dataclasses.field(default=None, repr=False)  # of two seeds
 
     def expected(self, seeds: int, *, finer: bool = False) -> "Regret":
@@ -95,11 +95,6 @@ class Regret:
             high=_share(max(high, share)),
             noise=_share(deviation),
         )
-
-    @property
-    def given(self) -> float:
-        """Loss at the value tuned elsewhere."""
-        return self.own * (1 + self.share)
 
     @property
     def words(self) -> str:
@@ -167,7 +162,7 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
         low=0.0,
         high=math.inf,
         noise=0.0,
-        own=2.0**least,
+        least=2.0**least,
         sample=None if seeds < 2 else _sample(fits, index, value, slip),
     )
     return one.expected(seeds)
@@ -216,20 +211,20 @@ def _pooled(
     Returns:
       Variances, and the degrees of freedom of the other sizes', shape (contrasts,).
     """
-    own = fits[index]
-    drawn = np.zeros((len(fits), len(own.log_loss), len(contrasts)))
+    judged = fits[index]
+    drawn = np.zeros((len(fits), len(judged.log_loss), len(contrasts)))
     covered = np.zeros((len(fits), len(contrasts)), bool)
     used = np.abs(contrasts) > 1e-9
     for i, fit in enumerate(fits):
         residual = fit.log_loss - fit.log_loss.mean(axis=0)
-        for move in (own.first - fit.first, fit.best - own.best):
-            place = np.arange(len(own.grid)) + move
+        for move in (judged.first - fit.first, fit.best - judged.best):
+            place = np.arange(len(judged.grid)) + move
             there = (place >= 0) & (place < len(fit.grid))
             noise = np.where(there, residual[:, np.where(there, place, 0)], 0.0)
             good = ~(used & ~there).any(axis=1)
             drawn[i] = np.where(good, noise @ contrasts.T, drawn[i])
             covered[i] |= good
-    seeds, rest = len(own.log_loss), np.arange(len(fits)) != index
+    seeds, rest = len(judged.log_loss), np.arange(len(fits)) != index
     squares = (drawn**2).sum(axis=1)
     sizes = covered[rest].sum(axis=0)
     spare = seeds - 1

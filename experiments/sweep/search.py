@@ -19,7 +19,9 @@ from .. import io
 from ..errors import UserError, import_extra
 from ..run import workdir
 from ..run.hyperparameters import transfer_record
-from . import engine, grids, main, space
+from . import engine, grids, space
+from .command import check_data
+from .description import STORED
 from .engine import Limits, Point
 from .results import log2
 from .store import Store
@@ -214,7 +216,7 @@ def run(
     }
     free = ("search.rounds",)
     workdir.check(directory, settings, free=free)
-    settings["contents"] = main.check_data([task], console, directory)
+    settings["contents"] = check_data(base, console, directory)
     with workdir.claim(directory, settings, free=free):
         result = search(
             task,
@@ -222,7 +224,7 @@ def run(
             rounds=rounds,
             radius=radius,
             seed=parsed.base.seed,
-            store=Store(directory / "cells"),
+            store=Store(directory / STORED),
             limits=parsed.limits,
         )
         summary = summarize(parsed, result)
@@ -247,14 +249,15 @@ def start_of(task: ZooTask) -> tuple[float, ...]:
         low, high = min(values), max(values)
         module, _, factor = name.rpartition("/")
         if module:
-            own = task.config.modules[module].get(factor, 1.0)
+            value = task.config.modules[module].get(factor, 1.0)
         else:
-            own = getattr(task.config, name, None)
-            own = task.config.optimizer.options.get(name) if own is None else own
-        if not isinstance(own, int | float) or not low <= own <= high:
+            value = getattr(task.config, name, None)
+            if value is None:
+                value = task.config.optimizer.options.get(name)
+        if not isinstance(value, int | float) or not low <= value <= high:
             ends = (grids.coordinate(name, low) + grids.coordinate(name, high)) / 2
-            own = grids.value(name, ends)
-        start.append(float(own))
+            value = grids.value(name, ends)
+        start.append(float(value))
     return tuple(start)
 
 

@@ -4,7 +4,8 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -40,10 +41,22 @@ from ..run.config import (
 )
 from ..run.hyperparameters import check_schedule, tunable
 from . import grids
+from .description import Description
 from .engine import Limits
 from .results import Sizes
 from .statistics import BASE
 from .tasks import ZooTask
+
+# Names of parametrizations in reports, by key.
+LABELS = {
+    "sp": "Standard (SP)",
+    "half_alpha": "α = ½, γ = 0",
+    "no_depth_scaling": "No depth scaling",
+    "ode": "ODE",
+    "depth_mup": "Depth-μP",
+    "mup": "μP",
+    "completep": "CompleteP",
+}
 
 _DEFAULT_VALUES = 7  # of a learning rate without a grid, a factor of two apart
 _MOST_RUNS = 1_000_000
@@ -126,6 +139,33 @@ def tasks(config: SweepConfig) -> list[ZooTask]:
     ]
 
 
+def described(config: SweepConfig, command: Sequence[str] = ()) -> Description:
+    """The sweep of a config; `command` is the command line that runs it again."""
+    return Description(
+        tasks=tasks(config),
+        limits=config.limits,
+        base=config.sizes,
+        steps=config.base.steps,
+        labels={
+            key: LABELS.get(
+                key, optim.parametrization(value.name, **value.options).name
+            )
+            for key, value in config.parametrizations.items()
+        },
+        featured=config.featured,
+        subject=subject(config.settings()),
+        settings={"config": config.settings()},
+        command=shlex.join(map(public, command)),
+        target=config.target_sizes,
+    )
+
+
+def subject(settings: Mapping[str, Any]) -> str:
+    """What runs of these settings train, e.g. "resmlp on digits, adam"."""
+    model, optimizer = settings["model"]["name"], settings["optimizer"]["name"]
+    return f"{model} on {public(settings['dataset'])}, {optimizer}"
+
+
 def _chosen(config: SweepConfig, choice: Mapping[str, Any]) -> RunConfig:
     """The base's run with a choice of other keys."""
     others = [(key, value) for key, value in choice.items() if key != "steps"]
@@ -165,10 +205,12 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     given = plain(config)
     section = _section(given)
     target = options("target", given.get("target", {}))
-    own = without_sections(given)
-    if (rate := own.get("learning_rate")) is None and not own.get("transfer_from"):
-        own["learning_rate"] = 1.0  # each run's comes from the grid
-    run = parse(own)
+    training = without_sections(given)
+    if (rate := training.get("learning_rate")) is None and not training.get(
+        "transfer_from"
+    ):
+        training["learning_rate"] = 1.0  # each run's comes from the grid
+    run = parse(training)
     if run.init_from:
         raise UserError(
             f"init_from={run.init_from!r} starts a training from trained weights, and "
@@ -185,7 +227,7 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
             "run (sweep.steps)"
         )
     parametrizations = _parametrizations(section, run)
-    _check_own(own, section["parametrizations"], run)
+    _check_parametrization(training, section["parametrizations"], run)
     featured = _featured(target, parametrizations, run)
     base = dataclasses.replace(base, parametrization=parametrizations[featured])
     axes = _axes(section, base, None if rate is None else run.learning_rate)
@@ -241,7 +283,7 @@ def _section(given: Mapping[str, Any]) -> dict[str, Any]:
 def _at_base(run: RunConfig) -> RunConfig:
     """The run with the model at its base's size."""
     width, depth = (
-        getattr(run, f"base_{key}") or _own_size(run, key) for key in Sizes._fields
+        getattr(run, f"base_{key}") or _size_of(run, key) for key in Sizes._fields
     )
     if width is None or depth is None:
         key = "width" if width is None else "depth"
@@ -253,7 +295,7 @@ def _at_base(run: RunConfig) -> RunConfig:
     )
 
 
-def _own_size(run: RunConfig, key: str) -> int | None:
+def _size_of(run: RunConfig, key: str) -> int | None:
     """The model's width or depth: the config's, or else the zoo's default."""
     return {**default_options(run.model.name), **run.model.options}.get(key)
 
@@ -304,11 +346,11 @@ def _parametrizations(
     return {key: value for key, value in parsed.items() if key in (only or parsed)}
 
 
-def _check_own(
-    own: Mapping[str, Any], swept: Mapping[str, Any], run: RunConfig
+def _check_parametrization(
+    training: Mapping[str, Any], swept: Mapping[str, Any], run: RunConfig
 ) -> None:
     """Check that a parametrization that the config names is among the swept ones."""
-    named = options("parametrization", own.get("parametrization", {})).get("name")
+    named = options("parametrization", training.get("parametrization", {})).get("name")
     if named and swept and run.parametrization.plain() not in swept.values():
         raise UserError(
             f"parametrization.name={shown(named)} is not among the swept ones: "
@@ -325,8 +367,8 @@ def _featured(
     key = optional(text)("target.parametrization", target.get("parametrization"))
     if key in known:
         return key
-    own = (key for key, value in known.items() if value == run.parametrization)
-    return next(own, list(known)[-1])
+    named = (key for key, value in known.items() if value == run.parametrization)
+    return next(named, list(known)[-1])
 
 
 def _axes(
@@ -429,13 +471,13 @@ def _target(
     base: RunConfig,
 ) -> RunConfig | None:
     """The run at the target's size; by default, the config's own larger model."""
-    own = run.sized(_own_size(run, "width") or 0, _own_size(run, "depth") or 0)
-    if not given and sizes_of(base) == sizes_of(own):
+    full = run.sized(_size_of(run, "width") or 0, _size_of(run, "depth") or 0)
+    if not given and sizes_of(base) == sizes_of(full):
         return None
     changes = _target_changes(given, section["parametrizations"], base)
     length_rule = flag("target.length_rule", given.get("length_rule", False))
-    own = dataclasses.replace(
-        own,
+    full = dataclasses.replace(
+        full,
         base_width=base.base_width,
         base_depth=base.base_depth,
         base_batch_size=base.base_batch_size or base.batch_size,
@@ -444,9 +486,9 @@ def _target(
     steps = dict(changes).get("steps")
     scheduled = any(key.startswith("schedule") for key, _ in changes)
     if isinstance(steps, int) and steps > 0 and not scheduled:
-        own = own.lasting(steps)
+        full = full.lasting(steps)
     try:
-        target = with_keys(own, changes)
+        target = with_keys(full, changes)
     except UserError as error:
         raise UserError(f"target: {error}") from None
     check_schedule(base.schedule.name, target.schedule.name, "the target")

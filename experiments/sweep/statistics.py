@@ -1,7 +1,6 @@
 """How the best value of a hyperparameter changes as the model grows."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -13,7 +12,6 @@ from . import grids, optima
 from .results import Cell, Population, Sizes, log2
 
 _RESAMPLES = 400
-_UNLIKE = 0.05  # p-value below which two variances are not averaged
 
 BASE = "base"  # a baseline of the target: the model of the base's size
 
@@ -110,74 +108,9 @@ def along(
 ) -> list[Population]:
     """The populations of one `Population.key` along an axis, small to large."""
     other = OTHER[axis]
-    own = (p for p in populations if p.key() == key)
-    line = [p for p in own if getattr(p, other) == getattr(base, other)]
+    chosen = (p for p in populations if p.key() == key)
+    line = [p for p in chosen if getattr(p, other) == getattr(base, other)]
     return sorted(line, key=lambda p: getattr(p, axis))
-
-
-def pooled(rows: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Variance over seeds, pooled over sizes, and its degrees of freedom.
-
-    Sizes that share seeds are not independent: by Satterthwaite's rule, n sizes count
-    as n / (1 + (n - 1) r²) independent ones, with r² the mean squared correlation
-    between the rows of two sizes, minus its mean for independent seeds. Two seeds do
-    not determine r: ½ is assumed.
-
-    Args:
-      rows: deviations from the mean over seeds, an array of shape (seeds,) per size.
-
-    Examples:
-      >>> same = np.array([-0.1, 0.0, 0.1])
-      >>> variance, freedom = pooled([same, same])
-      >>> round(variance, 4), freedom  # two sizes that are as good as one
-      (0.01, 2.0)
-    """
-    if not rows or len(rows[0]) < 2:
-        return math.nan, 0.0
-    seeds = len(rows[0])
-    spare = len(rows) * (seeds - 1)
-    variance = sum(float(row @ row) for row in rows) / spare
-    agree = 0.25
-    if seeds > 2 and len(rows) > 1:
-        pairs = itertools.combinations(rows, 2)
-        alike = [
-            float(a @ b) ** 2 / max(float(a @ a) * float(b @ b), 1e-300)
-            for a, b in pairs
-        ]
-        chance = 1 / (seeds - 1)
-        agree = max((float(np.mean(alike)) - chance) / (1 - chance), 0.0)
-    return variance, spare / (1 + (len(rows) - 1) * agree)
-
-
-def moderated(
-    own: float, freedom: float, other: float, known: float
-) -> tuple[float, float]:
-    """A size's variance over seeds, averaged with that of the other sizes.
-
-    Weights are degrees of freedom. Where an F-test shows at 5 % that the two are not
-    equal, the size's own variance is taken.
-
-    Args:
-      own: the size's own variance.
-      freedom: its degrees of freedom; 0 for one seed.
-      other: the pooled variance of the other sizes.
-      known: its degrees of freedom; 0 for none.
-
-    Returns:
-      (variance, degrees of freedom)
-
-    Examples:
-      >>> moderated(4.0, 3, 5.0, 3), moderated(4.0, 3, 1000.0, 3)
-      ((4.5, 6), (4.0, 3))
-    """
-    if not known:
-        return own, freedom
-    if freedom:
-        below = special.fdtr(freedom, known, own / other if other else np.inf)
-        if min(below, 1 - below) < _UNLIKE / 2:
-            return own, freedom
-    total = freedom + known
-    return (freedom * own + known * other) / total, total
 
 
 def _resampled(cell: Cell, rng: np.random.Generator) -> np.ndarray:
@@ -250,12 +183,12 @@ def predicted(
     count = min(len(t.draws) for t in trends.values())
     if count < 2:
         return None
-    parts = []
+    lines = []
     for axis, line in trends.items():
         start, end = (math.log2(getattr(s, axis)) for s in (base, target))
         at_base = line.draws[:count, 0] + line.draws[:count, 1] * start
-        parts.append((at_base, line.draws[:count, 1] * (end - start)))
-    draws = sum(p[0] for p in parts) / len(parts) + sum(p[1] for p in parts)
+        lines.append((at_base, line.draws[:count, 1] * (end - start)))
+    draws = sum(p[0] for p in lines) / len(lines) + sum(p[1] for p in lines)
     if not np.isfinite(draws).all():
         return None
     freedom = min(t.freedom for t in trends.values())

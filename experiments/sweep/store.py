@@ -10,7 +10,7 @@ from absl import logging
 from mupax.zoo.weights.files import is_finite
 
 from .. import io
-from ..errors import UserError
+from ..errors import UserError, reason
 
 Run = tuple[int, tuple[float, ...]]  # (seed, values of the grid point)
 
@@ -26,11 +26,10 @@ class Store:
     """The finished runs in a sweep's folder.
 
     The runs of a task are lines of `<task>.runs.jsonl`. Every line carries a checksum.
-    A damaged line is reported by a warning, moves to `<task>.runs.damaged`, and its run
-    is trained again; the other lines are used.
+    A damaged line, e.g. one that a kill cut short, is reported by a warning, and its
+    run is trained again.
 
-    Several processes may write to one store. The operating system releases the lock of
-    a process that ends.
+    Several processes may write to one store: each write appends whole lines.
     """
 
     def __init__(self, folder: pathlib.Path):
@@ -45,14 +44,26 @@ class Store:
         """
         path = self._path(name)
         runs: dict[Run, Record] = {}
-        others = 0
-        for record in _read(path)[0]:
+        others, damaged = 0, []
+        for number, line in enumerate(_lines(path), 1):
+            try:
+                record = _parse(line)
+            except io.Damaged as error:
+                damaged.append(f"line {number}: {error}")
+                continue
             if record["key"] != key:
                 others += 1
             else:
                 at = tuple(map(float, record["at"]))
                 seconds = float(record.get("seconds", 0.0))
                 runs[record["seed"], at] = Record(record["losses"], seconds)
+        if damaged:
+            logging.warning(
+                "%s has damaged lines, which are ignored (%s). A run without a whole "
+                "line is trained again.",
+                path,
+                "; ".join(damaged),
+            )
         if others and not runs:
             logging.warning(
                 "%s holds %d runs of another program, other data or other settings. "
@@ -73,8 +84,8 @@ class Store:
         self.append(name, ("\n".join(lines) + "\n").encode())
 
     def content(self, name: str) -> bytes:
-        """The undamaged lines of a task's file, for a store on another disk."""
-        return _read(self._path(name))[1]
+        """The whole lines of a task's file, for a store on another disk."""
+        return b"".join(_lines(self._path(name)))
 
     def append(self, name: str, content: bytes) -> None:
         """Write lines of a task; they are on the disk when this returns.
@@ -85,12 +96,14 @@ class Store:
         path = self._path(name)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with io.locked(path.with_suffix(".lock")):
+            with path.open("ab") as file:
                 # The newline ends a line that a killed writer cut short.
-                _append(path, b"\n" + content)
+                file.write(b"\n" + content)
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise UserError(
-                f"{path} cannot be written: {_cause(error)}; the runs that were stored "
+                f"{path} cannot be written: {reason(error)}; the runs that were stored "
                 "before are kept, and the same call resumes from them"
             ) from None
 
@@ -98,40 +111,22 @@ class Store:
         return self._folder / f"{name}.runs.jsonl"
 
 
-def _read(path: pathlib.Path) -> tuple[list[dict[str, Any]], bytes]:
-    """The records of the undamaged lines of a file, and these lines."""
+def _lines(path: pathlib.Path) -> list[bytes]:
+    """The lines of a file that are not empty, without one that is being written."""
     try:
         if not path.exists():
-            return [], b""
+            return []
         if not path.is_file():
             raise UserError(
                 f"{path} cannot be read: it is not a regular file; remove it"
             )
-        with io.locked(path.with_suffix(".lock")):
-            kept, damaged, records = [], [], []
-            for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-                if not line.strip():
-                    continue
-                try:
-                    records.append(_parse(line))
-                    kept.append(line + b"\n")
-                except io.Damaged as error:
-                    damaged.append(line + b"\n")
-                    logging.warning(
-                        "%s, line %d is damaged (%s). Its run is trained again.",
-                        path,
-                        number,
-                        error,
-                    )
-            if damaged:
-                _append(path.with_suffix(".damaged"), b"".join(damaged))
-                io.write_durably(path, b"".join(kept))
+        lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
         raise UserError(
-            f"{path} cannot be read: {_cause(error)}; make it readable, or remove it, "
+            f"{path} cannot be read: {reason(error)}; make it readable, or remove it, "
             "and its runs are trained again"
         ) from None
-    return records, b"".join(kept)
+    return [line for line in lines if line.strip() and line.endswith(b"\n")]
 
 
 def _parse(line: bytes) -> dict[str, Any]:
@@ -145,16 +140,3 @@ def _parse(line: bytes) -> dict[str, Any]:
         if all(isinstance(n, float) or is_finite(n) for n in numbers):
             return record
     raise io.Damaged("it does not describe a run")
-
-
-def _append(path: pathlib.Path, content: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _cause(error: OSError) -> str:
-    """The system's reason, and the file that it names."""
-    reason = f"{error.strerror or error}"
-    return f"{reason} ({error.filename})" if error.filename else reason

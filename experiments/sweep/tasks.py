@@ -1,7 +1,7 @@
 """Tasks: all runs of one model shape, over a grid and seeds.
 
-`ZooTask` trains a zoo model, each run as `mupax train` does; `own.OwnTask` trains a
-user's own model.
+`ZooTask` trains a zoo model, each run as `mupax train` does;
+`functions.FunctionTask` trains a user's model.
 """
 
 import abc
@@ -201,11 +201,11 @@ class ZooTask(Task):
 
         def feed(seeds: Sequence[int]) -> tuple[jax.Array, np.ndarray, Any]:
             # Both ways give the trainer's batches.
-            own = tuple(config.seed + seed for seed in seeds)
-            keys = keys_of(own)
+            drawn = tuple(config.seed + seed for seed in seeds)
+            keys = keys_of(drawn)
             if config.augment or dataset.bytes_of(dataset.train_size) > _HELD_BYTES:
-                return keys, *_prepared(dataset, config.batch_size, config.steps, own)
-            rows = orders(dataset.train_size, config.batch_size, own, config.steps)
+                return keys, *_prepared(dataset, config.batch_size, config.steps, drawn)
+            rows = orders(dataset.train_size, config.batch_size, drawn, config.steps)
             return keys, rows, _whole(dataset)
 
         return Training(init, step, feed, self.chance(dataset))

@@ -104,9 +104,9 @@ def verdicts(
     if target is not None:
         for name, by_key in out.items():
             for key in by_key:
-                own = (t for t in judged if (t.name, t.key) == (name, key))
+                chosen = (t for t in judged if (t.name, t.key) == (name, key))
                 lines: dict[str, Trend] = {
-                    t.axis: t.trend for t in own if t.axis in AXES
+                    t.axis: t.trend for t in chosen if t.axis in AXES
                 }
                 if len(lines) == 2:
                     by_key[key]["predicted"] = predicted(lines, base, target)

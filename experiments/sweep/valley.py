@@ -44,28 +44,6 @@ def surface(population: Population, names: Sequence[str]) -> np.ndarray:
     return np.exp2(np.where(np.isinf(least), np.nan, least))
 
 
-def level_slopes(
-    population: Population, names: Sequence[str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Slopes of the level sets below the valley, where the loss falls in both.
-
-    Returns:
-      The middle of each two neighbouring values of `across`, as `grids.coordinate`,
-      and there the change of `up` per unit of `across` on a level set: the ratio of the
-      mean derivatives between grid points where both are negative. NaN without any.
-    """
-    level = np.log2(surface(population, names))
-    x, y = (population.coordinates(name) for name in names)
-    across = np.diff(level, axis=0) / np.diff(x)[:, None]
-    up = np.diff(level, axis=1) / np.diff(y)
-    across = (across[:, 1:] + across[:, :-1]) / 2
-    up = (up[1:] + up[:-1]) / 2
-    falls = (across < 0) & (up < 0)
-    rise, run = (np.where(falls, part, 0.0).sum(axis=1) for part in (across, up))
-    slopes = np.divide(-rise, run, out=np.full_like(run, np.nan), where=run != 0)
-    return (x[1:] + x[:-1]) / 2, slopes
-
-
 def slope(population: Population, names: Sequence[str]) -> float | None:
     """The direction in which the loss changes least (Tensor Programs VI, Figure 7).
 

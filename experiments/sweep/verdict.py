@@ -122,10 +122,10 @@ class Transfer:
         return max(SHARE, regret.expected(MOST_SEEDS).noise if regret else 0.0)
 
     @property
-    def own(self) -> float | None:
+    def least(self) -> float | None:
         """Least loss of the largest size; None where nothing trained."""
         if self.regret is not None:
-            return self.regret.own
+            return self.regret.least
         best = optimum(self.cells[-1])
         return None if best is None else best.loss
 
@@ -145,8 +145,8 @@ class Transfer:
         edge = ends.intersection(self.at_edge)
         if edge == ends:
             return Verdict.EDGE
-        cost, own = self.regret, self.at_base
-        if cost is None or own is None:
+        cost, at_base = self.regret, self.at_base
+        if cost is None or at_base is None:
             grid, best = self.cells[-1].log2_lr, self.optima[self.base]
             inside = best is not None and grid.min() <= best <= grid.max()
             return Verdict.DIVERGES if inside else Verdict.EDGE
@@ -178,12 +178,12 @@ class Transfer:
         if seeds < 2 or self.regret is None or self.at_base is None:
             return None
         cost = self.regret.expected(seeds, finer=finer)
-        own = self.at_base.expected(seeds, finer=finer)
+        at_base = self.at_base.expected(seeds, finer=finer)
         allowed = max(SHARE, cost.noise)
         # A badly tuned base costs at every size, which is no failure to transfer:
         # either the optimum surely moves, or the cost exceeds that at the base.
         low, high = self.trend.expected(seeds / self.seeds)
-        if cost.low > allowed and (low > 0 or high < 0 or cost.low > own.high):
+        if cost.low > allowed and (low > 0 or high < 0 or cost.low > at_base.high):
             return Verdict.COSTS
         return Verdict.TRANSFERS if cost.high < allowed else None
 
@@ -245,15 +245,15 @@ class Transfer:
     @property
     def reason(self) -> str:
         """Why it does not transfer, or why there is no verdict; "" if it transfers."""
-        return self._told[0]
+        return self._explanation[0]
 
     @property
     def remedy(self) -> str:
         """What to do next, as an order; "" if nothing."""
-        return self._told[1]
+        return self._explanation[1]
 
     @functools.cached_property
-    def _told(self) -> tuple[str, str]:
+    def _explanation(self) -> tuple[str, str]:
         """`reason` and `remedy` of each verdict."""
         noun, at = grids.noun(self.name), self.size_text()
         where = "size" if self.axis == "joint" else self.axis
@@ -379,7 +379,7 @@ class Transfer:
                 "share": _number(cost.share),
                 "interval": [_number(cost.low), _number(cost.high)],
                 "allowed": _number(self.allowed),
-                "loss": _number(cost.own),
+                "loss": _number(cost.least),
             },
             "verdict": self.verdict,
             "words": self.words,
@@ -422,11 +422,11 @@ def transfer(
     fits = [fit(cell) for cell in cells]
     fitted_sizes = list(zip(line.sizes, fits, strict=True))
     trained = [fitted for fitted in fits if fitted is not None]
-    cost = own = None
+    cost = at_base = None
     dead = 0
     if len(trained) == len(fits):
         best = trained[at].optimum
-        cost, own = (regret(trained, i, best) for i in (len(trained) - 1, at))
+        cost, at_base = (regret(trained, i, best) for i in (len(trained) - 1, at))
         dead = max(0, _dead(cells[-1], best) - _dead(cells[at], best))
     return Transfer(
         axis,
@@ -434,7 +434,7 @@ def transfer(
         at,
         line,
         cost,
-        own,
+        at_base,
         tuple(size for size, fitted in fitted_sizes if fitted and fitted.at_edge),
         tuple(size for size, fitted in fitted_sizes if fitted is None),
         dead,

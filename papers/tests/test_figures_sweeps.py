@@ -28,7 +28,7 @@ from papers import (
 from papers import claims_bordelon as bordelon
 from papers import claims_tp6 as tp6
 from papers.request import DRAWN, SCALES, Request
-from tests.sweep_populations import swept
+from tests.sweep_populations import population, swept
 
 TRAINED = {name: f for name, f in catalogue.figures().items() if f.parts}
 GRIDS = {
@@ -776,7 +776,7 @@ def test_a_table_gets_another_size_without_training_the_others_again(tmp_path):
     before = rows("(1,2)", 2)
     shutil.rmtree(tmp_path / "runs")
     after = rows("(1,2,4)", 1)
-    cells = (tmp_path / "runs/laptop/tiny/cells").glob("*.runs.jsonl")
+    cells = (tmp_path / "runs/laptop/tiny/runs").glob("*.runs.jsonl")
     assert {path.name.split(".")[0][-2:] for path in cells} == {"d1", "d4"}
     assert [row for row in after if row["depth"] != "4"] == before
     assert sum(row["depth"] == "4" for row in after) == len(before) // 4
@@ -814,3 +814,14 @@ def test_a_figure_trains_draws_judges_and_does_nothing_twice(
     assert not tables.same_settings(
         part.read(request), planned(other, request).settings()
     )
+
+
+@pytest.mark.parametrize(("steep", "expected"), [(-2.0, -2.0), (2.0, np.nan)])
+def test_level_sets_slope_where_the_loss_falls_with_both(steep, expected):
+    one = population("p", 64, 8, pair=True)
+    names = ("learning_rate", "branch_multiplier")
+    x, y = np.meshgrid(*(one.coordinates(name) for name in names), indexing="ij")
+    tilted = dataclasses.replace(one, loss=np.exp2(0.1 * (steep * x - y))[None])
+    at, slopes = tp6.level_slopes(tilted, names)
+    np.testing.assert_allclose(at, (x[1:, 0] + x[:-1, 0]) / 2)
+    np.testing.assert_allclose(slopes, expected)

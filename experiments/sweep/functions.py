@@ -1,4 +1,4 @@
-"""A task that trains a user's own model, and the errors of the user's functions."""
+"""A task that trains a user's model, and the errors of the user's functions."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,8 @@ from ..run.step import Hyper, Recipe
 from . import fingerprint
 from .tasks import Point, Task, Training, keys_of, orders
 
-_VERSION = "own-3"  # of the seeds' keys and of the order of examples
+KEY = "model"  # of the verdicts, in place of a parametrization
+_VERSION = "model-1"  # of the seeds' keys and of the order of examples
 
 _TRACED = (
     jax.errors.ConcretizationTypeError,
@@ -47,7 +48,7 @@ _REMEDIES = {
 }
 
 
-def own_training(
+def training_of(
     recipe: Recipe,
     init: Callable[[jax.Array, Hyper], tuple[Any, Any]],
     examples: Any,
@@ -81,8 +82,8 @@ def own_training(
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnTask(Task):
-    """Runs of a user's model of one shape; the functions are those of `api.sweep`."""
+class FunctionTask(Task):
+    """Runs of a user's model of one shape; the functions are those of `mupax.sweep`."""
 
     width: int
     depth: int
@@ -100,7 +101,7 @@ class OwnTask(Task):
     settings: str | None = None
     stop_diverged: bool = False  # it changes the losses of diverged runs
     program: str = ""  # fingerprint of what is computed; `bound` sets it
-    parametrization: str = "own"
+    parametrization: str = KEY
 
     @property
     def name(self) -> str:
@@ -115,7 +116,7 @@ class OwnTask(Task):
             f"{_VERSION}, {list(self.grid)}, {numbers}{stops}, data {self.data}, {code}"
         )
 
-    def bound(self, data: Any) -> "OwnTask":
+    def bound(self, data: Any) -> "FunctionTask":
         """The same task with the fingerprint of its program.
 
         Called in the process that trains the task: a worker may have imported a newer
@@ -139,16 +140,16 @@ class OwnTask(Task):
 
     def is_scaled(self) -> bool:
         """Whether a scaling of mupax acts in the optimizer; found by tracing it."""
-        found = []
+        scalings = []
 
         def trace(key: jax.Array) -> None:
             point = self._point
             params, rest = self._init(key, point)
             tx = self._optimizer(point, params, rest)
-            found.append(acting(tx, params)[0])
+            scalings.append(acting(tx, params)[0])
 
         jax.eval_shape(trace, jax.random.key(0))
-        return found[-1] is not None
+        return scalings[-1] is not None
 
     @functools.cached_property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -200,7 +201,7 @@ class OwnTask(Task):
             return value, (value, after)
 
         recipe = Recipe(loss, self._optimizer)
-        return own_training(recipe, self._init, data, self, self.guess, self._prepare)
+        return training_of(recipe, self._init, data, self, self.guess, self._prepare)
 
     def _check_rest(self, before: Any, after: Any) -> None:
         """Raise UserError if a loss adds variables to the model, or removes some."""

@@ -1,7 +1,6 @@
 """Sweeps of one's own model: what is read from a folder is what would be trained."""
 
 import concurrent.futures
-import dataclasses
 import functools
 import json
 import multiprocessing
@@ -26,13 +25,10 @@ from mupax.experiments.sweep import (
     engine,
     executors,
     fingerprint,
-    population,
-    results,
+    functions,
+    program,
     tasks,
-    verdict,
 )
-from mupax.experiments.sweep import own as own_model
-from mupax.experiments.sweep.regret import percent
 
 DATA = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
 
@@ -181,7 +177,7 @@ def test_arrays_that_are_not_trained_differ_over_seeds():
     found = sweep(None, masked, loss=lambda m, b: jnp.mean(m["mask"] * 1.0), seeds=3)
     losses = found.populations[0].loss[:, 0]
     means = [
-        float(masked(key, 2, 1)["mask"].mean()) for key in own_model.keys_of(range(3))
+        float(masked(key, 2, 1)["mask"].mean()) for key in functions.keys_of(range(3))
     ]
     assert losses == pytest.approx(np.array(means))
     assert len(set(means)) == 3
@@ -277,7 +273,7 @@ def session(*edits):
     return types.SimpleNamespace(**space)
 
 
-def functions(space):
+def functions_of(space):
     return {k: getattr(space, k) for k in ("make_model", "make_optimizer", "loss")}
 
 
@@ -285,7 +281,7 @@ def key(data=DATA, settings=None, **changes):
     """What a stored run of the toy is found by."""
     chosen = {"make_model": make_model, "make_optimizer": make_optimizer, "loss": loss}
     axes = {"learning_rate": (0.1, 0.2)}
-    task = own_model.OwnTask(
+    task = functions.FunctionTask(
         *(2, 1, 1, 4, 4, 1, axes),
         **(chosen | changes),
         guess=None,
@@ -297,51 +293,7 @@ def key(data=DATA, settings=None, **changes):
 
 @pytest.fixture(scope="module")
 def unedited():
-    return key(**functions(session()))
-
-
-def test_the_same_code_typed_again_gives_the_same_key(unedited):
-    assert key(**functions(session())) == unedited
-    assert key(**functions(session("SCALE = 2.0", "SCALE = 1.0"))) == unedited
-
-
-@pytest.mark.parametrize("what", EDITS)
-def test_an_edit_gives_another_key(what, unedited):
-    assert key(**functions(session(EDITS[what]))) != unedited
-
-
-def test_comments_and_names_that_change_nothing_give_the_same_key(unedited):
-    renamed = SESSION.replace("shift", "offset").replace("def loss", "# why\ndef loss")
-    assert key(**functions(session(renamed))) == unedited
-
-
-def test_after_an_edit_the_sweep_is_that_of_the_edited_model(tmp_path, caplog):
-    first = sweep(tmp_path, **functions(session()))
-    edited = functions(session(EDITS["a class attribute"]))
-    found = sweep(tmp_path, **edited)
-    wanted = sweep(None, **edited)
-    loss, before = (s.populations[0].loss for s in (found, first))
-    np.testing.assert_array_equal(loss, wanted.populations[0].loss)
-    assert not np.allclose(loss, before)
-    assert "of another program, other data or other settings" in caplog.text
-
-
-def test_an_unchanged_rerun_trains_nothing(tmp_path, trained):
-    first = sweep(tmp_path, **functions(session()))
-    assert trained
-    trained.clear()
-    again = sweep(tmp_path, **functions(session()))
-    assert trained == []
-    np.testing.assert_array_equal(again.populations[0].loss, first.populations[0].loss)
-
-
-def test_two_versions_take_turns_in_one_folder(tmp_path, trained):
-    old, new = functions(session()), functions(session(EDITS["a global"]))
-    both = [sweep(tmp_path, **made).populations[0].loss for made in (old, new)]
-    trained.clear()
-    again = [sweep(tmp_path, **made).populations[0].loss for made in (old, new)]
-    assert trained == []
-    np.testing.assert_array_equal(again, both)
+    return key(**functions_of(session()))
 
 
 def partial(momentum):
@@ -351,36 +303,94 @@ def partial(momentum):
     return functools.partial(made, momentum=momentum)
 
 
-def test_a_partial_is_known_by_what_it_computes():
-    assert key(make_optimizer=partial(0.5)) == key(make_optimizer=partial(0.5))
-    assert key(make_optimizer=partial(0.5)) != key(make_optimizer=partial(0.9))
+def seeded(seed):
+    def made(key, width, depth):
+        return make_model(jax.random.fold_in(key, seed), width, depth)
+
+    return made
 
 
-@pytest.mark.parametrize(
-    "other",
-    [DATA + 1e-7, DATA[::-1], DATA[:15], DATA.astype(np.float16), (DATA,)],
-    ids=["values", "order", "fewer", "type", "the same in a tuple"],
-)
-def test_other_data_gives_another_key(other):
-    if isinstance(other, tuple):  # the same arrays: the same numbers
-        assert key(other, loss=lambda m, b: loss(m, b[0])) == key()
-        return
-    assert key(other) != key()
+def donating(factor):
+    """A jitted step of the user may donate its buffers."""
+    inner = jax.jit(lambda x: factor * x, donate_argnums=0)
+    return lambda model, batch: inner(loss(model, batch))
 
 
-def test_jax_and_numpy_arrays_are_the_same_data():
-    assert key(jnp.asarray(DATA)) == key(DATA)
+def printed(model, batch):
+    jax.debug.print("while debugging {}", batch.sum())
+    return loss(model, batch)
 
 
-def test_a_seed_in_the_users_code_gives_another_key():
-    def seeded(seed):
-        def made(key, width, depth):
-            return make_model(jax.random.fold_in(key, seed), width, depth)
+RENAMED = SESSION.replace("shift", "offset").replace("def loss", "# why\ndef loss")
+SAME = {
+    "typed again": lambda: (functions_of(session()), functions_of(session())),
+    "an edit and back": lambda: (
+        functions_of(session()),
+        functions_of(session("SCALE = 2.0", "SCALE = 1.0")),
+    ),
+    "comments and names": lambda: (
+        functions_of(session()),
+        functions_of(session(RENAMED)),
+    ),
+    "a partial": lambda: ({"make_optimizer": partial(0.5)},) * 2,
+    "JAX's arrays": lambda: ({"data": DATA}, {"data": jnp.asarray(DATA)}),
+    "the same arrays in a tuple": lambda: (
+        {},
+        {"data": (DATA,), "loss": lambda m, b: loss(m, b[0])},
+    ),
+    "a seed": lambda: ({"make_model": seeded(1)}, {"make_model": seeded(1)}),
+    "a donating loss": lambda: ({"loss": donating(2.0)}, {"loss": donating(2.0)}),
+    "printing": lambda: ({"loss": printed}, {"loss": printed}),
+}
+OTHER = {
+    "a partial": lambda: (
+        {"make_optimizer": partial(0.5)},
+        {"make_optimizer": partial(0.9)},
+    ),
+    "a seed": lambda: ({"make_model": seeded(1)}, {"make_model": seeded(2)}),
+    "a donating loss": lambda: ({"loss": donating(2.0)}, {"loss": donating(3.0)}),
+    "values": lambda: ({}, {"data": DATA + 1e-7}),
+    "order": lambda: ({}, {"data": DATA[::-1]}),
+    "fewer examples": lambda: ({}, {"data": DATA[:15]}),
+    "type": lambda: ({}, {"data": DATA.astype(np.float16)}),
+}
 
-        return made
 
-    assert key(make_model=seeded(1)) != key(make_model=seeded(2))
-    assert key(make_model=seeded(1)) == key(make_model=seeded(1))
+@pytest.mark.parametrize("what", SAME)
+def test_what_computes_the_same_has_the_same_key(what):
+    one, other = SAME[what]()
+    assert key(**one) == key(**other)
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edit_gives_another_key(what, unedited):
+    assert key(**functions_of(session(EDITS[what]))) != unedited
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_what_computes_something_else_has_another_key(what):
+    one, other = OTHER[what]()
+    assert key(**one) != key(**other)
+
+
+def test_after_an_edit_the_sweep_is_that_of_the_edited_model(tmp_path, caplog):
+    first = sweep(tmp_path, **functions_of(session()))
+    edited = functions_of(session(EDITS["a class attribute"]))
+    found = sweep(tmp_path, **edited)
+    wanted = sweep(None, **edited)
+    loss, before = (s.populations[0].loss for s in (found, first))
+    np.testing.assert_array_equal(loss, wanted.populations[0].loss)
+    assert not np.allclose(loss, before)
+    assert "of another program, other data or other settings" in caplog.text
+
+
+def test_two_versions_take_turns_in_one_folder(tmp_path, trained):
+    old, new = functions_of(session()), functions_of(session(EDITS["a global"]))
+    both = [sweep(tmp_path, **made).populations[0].loss for made in (old, new)]
+    trained.clear()
+    again = [sweep(tmp_path, **made).populations[0].loss for made in (old, new)]
+    assert trained == []
+    np.testing.assert_array_equal(again, both)
 
 
 def test_precision_and_random_bits_are_part_of_the_program():
@@ -394,8 +404,8 @@ def test_precision_and_random_bits_are_part_of_the_program():
 CHILD = """
 import sys
 sys.path.insert(0, {tests!r})
-import test_sweep_own as t
-print(t.key(**t.functions(t.session())))
+import test_sweep_functions as t
+print(t.key(**t.functions_of(t.session())))
 print(t.key(make_optimizer=t.partial(0.5)))
 """
 
@@ -438,15 +448,6 @@ def test_a_call_outside_of_the_program_is_trained_again_and_said(outside, caplog
     assert "is trained again in every call" in caplog.text
 
 
-def test_printing_while_debugging_changes_no_key():
-    def printed(model, batch):
-        value = loss(model, batch)
-        jax.debug.print("loss {}", value)
-        return value
-
-    assert key(loss=printed) == key(loss=printed)
-
-
 def test_settings_stand_for_the_code():
     one, other = {"version": 1}, {"version": 2}
     same = key(settings=json.dumps(one), loss=called_back(1.0))
@@ -467,17 +468,6 @@ def test_data_that_was_donated_is_refused_and_data_is_not_donated(tmp_path):
     jax.jit(lambda x: x + 1, donate_argnums=0)(data)
     with pytest.raises(UserError, match="donated to a jitted function; pass a copy"):
         sweep(tmp_path, data=data)
-
-
-def test_losses_that_donate_inside_are_known_by_what_they_compute():
-    """A jitted step of the user may donate its buffers."""
-
-    def donating(factor):
-        inner = jax.jit(lambda x: factor * x, donate_argnums=0)
-        return lambda model, batch: inner(loss(model, batch))
-
-    assert key(loss=donating(2.0)) == key(loss=donating(2.0))
-    assert key(loss=donating(2.0)) != key(loss=donating(3.0))
 
 
 def test_giving_up_diverged_runs_is_part_of_the_key(tmp_path, trained):
@@ -504,7 +494,7 @@ def test_on_accelerators_the_vmapped_program_is_compared(unedited, monkeypatch):
     rule.factor = 1.0
     here = key(loss=batched)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert key(**functions(session())) != unedited
+    assert key(**functions_of(session())) != unedited
     ours = key(loss=batched)
     assert ours != here
     rule.factor = 2.0
@@ -514,21 +504,10 @@ def test_on_accelerators_the_vmapped_program_is_compared(unedited, monkeypatch):
 # --- Keeping, progress, sizes and costs.
 
 
-def test_more_values_and_seeds_train_only_what_is_new(tmp_path, monkeypatch):
-    sweep(tmp_path)
-    added = []
-    add = executors.Store.add
-    monkeypatch.setattr(
-        executors.Store, "add", lambda self, *a: (added.extend(a[2]), add(self, *a))[1]
-    )
-    sweep(tmp_path, grid={"learning_rate": (0.01, 0.02, 0.04, 0.08)})
-    assert [at for _, at in added] == [(0.08,)]
-
-
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
-import test_sweep_own as t
+import test_sweep_functions as t
 from mupax.experiments.sweep.store import Store
 add = Store.add
 def killed(self, *arguments):
@@ -618,7 +597,7 @@ def test_steps_that_python_calls_train_as_the_loop_does(stop, monkeypatch):
         "limits": api.Limits(stop_diverged=stop),
     }
     ours = sweep(None, convnet, loss=conv_loss, data=IMAGES, **options)
-    monkeypatch.setattr(population, "holds", lambda jaxpr, name: False)
+    monkeypatch.setattr(program, "holds", lambda jaxpr, name: False)
     loop = sweep(None, convnet, loss=conv_loss, data=IMAGES, **options)
     (one,), (other,) = ours.populations, loop.populations
     np.testing.assert_allclose(one.curves, other.curves, rtol=1e-5)
@@ -678,7 +657,7 @@ def test_width_and_depth_are_swept_jointly():
     moved = sweep(None, widths=(1, 2), depths=(1, 2), sizes=[(2, 2)], seeds=2)
     shapes = [(p.width, p.depth) for p in moved.populations]
     assert shapes == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    told = moved.verdicts["learning_rate"]["own"]["joint"]
+    told = moved.verdicts["learning_rate"]["model"]["joint"]
     assert told["sizes"] == [[1, 1], [2, 2]]
     assert "over width and depth" in str(moved)
 
@@ -687,54 +666,8 @@ def test_width_and_depth_are_swept_jointly():
 def test_sizes_alone_are_enough(kind):
     found = sweep(None, sizes=kind([(2, 1), (4, 2)]), base=kind([2, 1]))
     assert tuple(found.base) == (2, 1)
-    told = found.verdicts["learning_rate"]["own"]["joint"]
+    told = found.verdicts["learning_rate"]["model"]["joint"]
     assert told["sizes"] == [[2, 1], [4, 2]]
-
-
-def small_and_large():
-    """Cells whose best rates are 2^-6 and 2^-5, with losses of 1 and 2 there."""
-    rates = np.arange(-8.0, -2.0)
-
-    def cell(width, best, least):
-        losses = least * np.exp2(0.1 * (rates - best) ** 2)
-        seeds = np.stack([0.99 * losses, 1.01 * losses])
-        nothing = np.empty((2, 6, 0))
-        return results.Cell("own", width, 1, rates, seeds, nothing, 0.0)
-
-    return cell(1, -6.0, 1.0), cell(4, -5.0, 2.0)
-
-
-def test_the_cost_is_what_the_small_models_best_loses_at_the_largest():
-    found = verdict.transfer(small_and_large(), "width")
-    assert found.regret.share == pytest.approx(2**0.1 - 1, rel=1e-6)
-    assert found.regret.own == pytest.approx(2 * (0.99 * 1.01) ** 0.5, rel=1e-6)
-    assert "of the loss at width 4" in found.words
-
-
-def test_a_cost_that_seeds_exceed_names_their_standard_deviation():
-    """Two seeds whose losses differ by the same factor at every value."""
-    small, _ = small_and_large()
-    noise = np.exp2(np.array([[0.2], [-0.2]]))
-    loss = np.exp2(0.1 * (small.log2_lr + 5.5) ** 2) * noise
-    own = [dataclasses.replace(small, width=w, loss=loss) for w in (1, 2, 4)]
-    far = dataclasses.replace(own[0], loss=np.roll(loss, 1, axis=1))
-    told = verdict.transfer([far, *own[1:]], "width")
-    assert told.regret.high > verdict.SHARE
-    high, allowed = (percent(x) for x in (told.regret.high, told.allowed))
-    assert told.words == (
-        f"transfers: at width 4 it costs less (at most {high} of the loss) than seeds "
-        f"differ (at least {allowed})"
-    )
-    # The lower 95 % bound: χ² with one degree of freedom is below 1.96².
-    assert told.allowed == pytest.approx(2 ** (0.2 * 2**0.5 / 1.959964) - 1)
-
-
-def test_a_cost_that_is_not_known_is_not_a_number():
-    small, large = small_and_large()
-    large.loss[:, :4] = np.nan
-    found = verdict.transfer([small, large], "width")
-    assert found.regret is None
-    assert found.words == "does not transfer: diverges at width 4"
 
 
 def test_a_base_that_diverged_everywhere_has_no_best():
@@ -794,34 +727,6 @@ def test_a_schedule_that_compares_its_rate_names_the_remedy_and_the_remedy_works
 
     found = sweep(None, make_optimizer=remedied)
     assert np.isfinite(found.populations[0].loss).all()
-
-
-def test_the_remedy_is_the_same_training_as_the_schedule():
-    def tuned(rate):
-        return lambda model, width, depth, unused: cosine(model, 1, 1, rate)
-
-    def remedied(model, width, depth, learning_rate):
-        schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, 1, 4)
-        return optax.sgd(optim.scale_schedule(learning_rate, schedule))
-
-    found = sweep(None, make_optimizer=remedied).populations[0].loss[0, 1]
-    alone = sweep(None, make_optimizer=tuned(0.02), grid={"unused": (1.0,)})
-    assert found == pytest.approx(float(alone.populations[0].loss[0, 0]), rel=1e-5)
-
-
-def test_a_swept_rate_works_with_an_optimizer_of_mupax(tmp_path):
-    def scaled(model, width, depth, learning_rate):
-        build = functools.partial(make_model, jax.random.key(0))
-        scales = optim.infer_scales(
-            lambda: build(2, 1),
-            lambda: build(width, depth),
-            delta=lambda: build(3, 1),
-            axes=AXES,
-        )
-        return optim.adam(learning_rate, scales)
-
-    found = sweep(None, make_optimizer=scaled, widths=(2, 4), depths=(1,), sizes=())
-    assert np.isfinite(found.populations[1].loss).all()
 
 
 def broken_model(key, width, depth):
@@ -949,47 +854,20 @@ def test_a_folder_that_cannot_be_made_is_named_before_training(
     assert trained == []
 
 
-def test_a_report_that_cannot_be_written_loses_no_run(tmp_path, caplog):
+def test_a_report_that_cannot_be_written_loses_no_run(tmp_path, trained):
     (tmp_path / "results.csv").mkdir()
-    assert np.isfinite(sweep(tmp_path).populations[0].loss).all()
-    assert "the report cannot be written" in caplog.text
-
-
-def test_batch_statistics_and_dropout_are_part_of_a_users_model(tmp_path):
-    class Net(nnx.Module):
-        def __init__(self, width, rngs):
-            self.inner = nnx.Linear(2, width, rngs=rngs)
-            self.norm = nnx.BatchNorm(width, rngs=rngs)
-            self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x):
-            return self.drop(self.norm(self.inner(x))).sum(-1)
-
-    def net(key, width, depth):
-        return Net(width, nnx.Rngs(key))
-
-    def fit(model, batch):
-        return jnp.mean((model(batch) - 1) ** 2)
-
-    first = sweep(tmp_path, make_model=net, loss=fit)
-    again = sweep(tmp_path, make_model=net, loss=fit)
-    assert again.populations[0].seconds == first.populations[0].seconds
-    assert np.isfinite(first.populations[0].loss).all()
+    with pytest.raises(UserError, match=r"results.csv cannot be written.* resumes"):
+        sweep(tmp_path)
+    (tmp_path / "results.csv").rmdir()
+    trained.clear()
+    sweep(tmp_path)
+    assert trained == []
 
 
 def test_sizes_that_are_not_larger_than_the_base_are_refused():
     for pair in ((4, 1), (1, 2), (8, 1)):
         with pytest.raises(UserError, match=r"is not above that of the base \(4, 2\)"):
             sweep(None, base=(4, 2), sizes=[(8, 4), pair])
-
-
-def test_a_base_that_is_the_largest_is_said(caplog):
-    sweep(None, base=(4, 1), widths=(2, 4), depths=(1,), sizes=())
-    said = "width, 4, is the largest that is swept, so that the verdict over width is"
-    assert f"{said} about 2" in caplog.text
-    caplog.clear()
-    sweep(None, base=(2, 1), widths=(2, 4), depths=(1,), sizes=())
-    assert "is the largest" not in caplog.text
 
 
 def test_what_a_loss_sows_is_to_be_removed(tmp_path):

@@ -1,0 +1,127 @@
+"""`mupax sweep`: many hyperparameters at several sizes, as tables and a report."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import rich.console
+from ml_collections import ConfigDict
+
+from mupax.zoo.addresses import public
+
+from .. import report
+from ..errors import UserError
+from ..run import workdir
+from ..run.build import build
+from ..run.trackers import open_trackers
+from . import cost, engine, executors, export, space
+from .description import STORED, train
+from .space import SweepConfig
+from .store import Store
+
+# Settings that may change between calls in a run directory. Stored runs are kept.
+_FREE = (
+    *(f"sweep.{name}" for name in ("axes", "choices", "parametrizations", "seeds")),
+    *("sweep.depths", "sweep.widths"),
+)
+
+
+def run(
+    config: ConfigDict,
+    folder: str | pathlib.Path,
+    command: Sequence[str],
+    *,
+    executor: str = "here",
+    workers: int = 2,
+    scheduler: str | None = None,
+    stop_diverged: bool = False,
+    dry_run: bool = False,
+) -> report.SweepData | None:
+    """Run a sweep; the same command resumes a sweep that was killed.
+
+    Args:
+      config: a sweep's config, or a training run's, whose learning rate is swept.
+      folder: the run directory.
+      command: the command line, for the report.
+      executor: where tasks run; see `executors.opened`.
+      workers: number of tasks that run at once.
+      scheduler: address of a Dask scheduler.
+      stop_diverged: as in `engine.Limits`.
+      dry_run: print what the sweep would cost, and return None.
+
+    Raises:
+      UserError: bad input, in one sentence; existing files are kept.
+    """
+    console = rich.console.Console()
+    parsed = space.parse_sweep(config)
+    executors.check_name(executor)
+    if workers < 1:
+        raise UserError(f"--workers={workers} must be at least 1")
+    sweep = space.described(parsed, command)
+    share = sweep.limits.share / (1 if executor in ("here", "slurm") else workers)
+    limits = dataclasses.replace(sweep.limits, share=share, stop_diverged=stop_diverged)
+    sweep = dataclasses.replace(sweep, limits=limits)
+    directory = pathlib.Path(folder)
+    workdir.check(directory, parsed.settings(), free=_FREE)
+    contents = check_data(parsed, console, directory)
+    settings = parsed.settings() | {"contents": contents}
+    if dry_run:
+        tasks = space.tasks(parsed)
+        cost.show(tasks, tasks[0].dataset(), console)
+        return None
+    with (
+        workdir.claim(directory, settings, free=_FREE),
+        executors.opened(executor, workers, directory, scheduler) as pool,
+    ):
+        data = train(sweep, None, directory, pool, console=console)
+        track(parsed, data, directory)
+    report.print_verdicts(data, console)
+    console.print(
+        f"{data.runs} runs: {directory}/results.csv, {directory}/sweep.json\n"
+        f"Report: {directory}/report.html",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return data
+
+
+def check_data(
+    config: SweepConfig, console: rich.console.Console, directory: pathlib.Path
+) -> str:
+    """Open the dataset of a sweep; check batch and model of each choice that trains.
+
+    Returns its fingerprint.
+    """
+    tasks = space.tasks(config)
+    with console.status(f"reading {public(tasks[0].config.dataset)}"):
+        dataset = tasks[0].dataset()
+        fingerprint = dataset.fingerprint
+    store = Store(directory / STORED)
+    trained = (task for task in reversed(tasks) if engine.missing(task, store))
+    for task in {str(task.choices): task for task in trained}.values():
+        dataset.check_batch(task.batch_size)
+        if task.batch_size % task.config.accumulate:
+            raise UserError(
+                f"batch_size {task.batch_size} does not divide into "
+                f"{task.config.accumulate} parts; change batch_size or accumulate"
+            )
+        build(task.config, dataset)
+    return fingerprint
+
+
+def track(config: SweepConfig, data: report.SweepData, directory: pathlib.Path) -> None:
+    """Write a finished sweep to the trackers of its config."""
+    base = config.base
+    runs = list(export.finished(data.populations, data.steps))
+    for tracker in open_trackers(
+        directory,
+        config.settings(),
+        tensorboard=base.tensorboard,
+        wandb=base.wandb,
+        mlflow=base.mlflow,
+    ):
+        try:
+            page = str(directory / "report.html")
+            tracker.write_sweep(runs, data.verdicts, page)
+        finally:
+            tracker.close()
