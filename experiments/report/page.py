@@ -1,11 +1,14 @@
 """The report of a sweep or a transfer: one page, verdict first."""
 
+import base64
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jinja2
+import markupsafe
 from matplotlib.figure import Figure
 
 from mupax.optim.scales.display import Figures
@@ -18,11 +21,13 @@ from .data import Axis, SweepData
 from .style import DPI, render, styled
 from .sweep_figure import sweep_figure
 from .target_figures import has_result, result_figure, target_figure
-from .templates import download, duration, environment, flat, inline
 
 Draw = Callable[[], Figure]
 
 _RATE = "learning_rate"
+
+# A larger table would make the page slow to open: it is linked instead.
+_EMBEDDED = 4_000_000
 
 
 def sweep_figures(data: SweepData, name: str) -> Figures:
@@ -58,47 +63,31 @@ def report_page(data: SweepData, dpi: int = DPI) -> str:
     if has_result(data):
         draws["result"] = functools.partial(result_figure, data)
     drawn = {name: render(draw, dpi=dpi) for name, draw in draws.items()}
-    template = environment(data.keys.values()).get_template("page.html")
-    return template.render(
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return templates.get_template("page.html").render(
         data=data,
         sentences=sentences,
-        tiles=_tiles(data),
         sections=sections,
-        pictures={name: inline("image/png", png) for name, png in drawn.items()},
-        settings=list(flat(data.settings)),
+        pictures={name: _inline("image/png", png) for name, png in drawn.items()},
+        settings=list(_flat(data.settings)),
         effort=_effort(data),
-        results=download(data.table),
+        results=_download(data.table),
     )
 
 
 def _effort(data: SweepData) -> str:
     """The number of runs, and how long they took."""
     seconds = sum(p.seconds for p in data.populations)
-    effort = f"{data.runs} runs of {data.steps} steps in {duration(seconds)}"
+    effort = f"{data.runs} runs of {data.steps} steps in {_duration(seconds)}"
     if data.trained is not None:
-        effort += f"; the target in {duration(data.trained.seconds)}"
+        effort += f"; the target in {_duration(data.trained.seconds)}"
     return f"{effort}."
-
-
-def _tiles(data: SweepData) -> list[tuple[str, str]]:
-    """The main numbers of a transfer, each with its name."""
-    if data.trained is None:
-        return []
-    tiles = []
-    for t in data.transfers:
-        judged = t.name == _RATE and t.key == data.main and len(t.sizes) > 1
-        if judged and math.isfinite(t.trend.change):
-            moves = grids.moves(_RATE, t.trend.change).removeprefix("is ")
-            over = f"over {t.axis} {t.sizes[0]} to {t.sizes[-1]}"
-            tiles.append((moves, f"the best learning rate, {over}"))
-    score = sentences.score(data, data.trained)
-    if score is not None:
-        what = "test loss" if data.by_loss else "test accuracy"
-        value = sentences.scored(data, score, named=False)
-        tiles.append((value, f"{what} of the target"))
-    seconds = sum(p.seconds for p in data.populations) + data.trained.seconds
-    tiles.append((duration(seconds), f"for {data.runs} runs and the target"))
-    return tiles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,3 +209,40 @@ def _target(data: SweepData) -> list[Section]:
         notes=[f"Checkpoint: {trained.checkpoint}"],
     )
     return [section]
+
+
+# ----- Files, durations and settings as the template shows them.
+
+
+def _inline(kind: str, content: bytes) -> markupsafe.Markup:
+    """A file as a data URL."""
+    coded = base64.b64encode(content).decode()
+    return markupsafe.Markup("data:{};base64,{}").format(kind, coded)
+
+
+def _download(text: str) -> markupsafe.Markup:
+    """A table as a data URL; the file's name if the table is large."""
+    content = text.encode()
+    if len(content) > _EMBEDDED:
+        return markupsafe.Markup("results.csv")
+    return _inline("text/csv", content)
+
+
+def _duration(seconds: float) -> str:
+    """A duration in seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as rows of a table."""
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        elif isinstance(value, list | tuple):
+            yield name, ", ".join(map(str, value))
+        else:
+            yield name, "–" if value is None else str(value)
