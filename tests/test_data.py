@@ -164,30 +164,3 @@ def test_epochs_and_seeds_differ_in_order():
     first, second = data.batch_indices(50, 50, 0, 2)
     assert (first != second).any()
     assert (first != data.batch_indices(50, 50, 1, 1)[0]).any()
-
-
-@pytest.mark.parametrize("processes", [2, 3])
-def test_the_parts_of_the_processes_make_up_the_batch(processes):
-    whole = data.batch_indices(31, 6, 5, 20)
-    parts = [
-        data.from_memory(toy(31)).train(6, 5, process_index=r, process_count=processes)
-        for r in range(processes)
-    ]
-    for expected in whole:
-        labels = np.concatenate([next(part)["label"] for part in parts])
-        np.testing.assert_array_equal(labels, expected)
-    for part in parts:
-        part.close()
-
-
-@pytest.mark.parametrize("steps", [0, 1, 9])
-def test_an_iterator_goes_on_from_its_saved_state(steps):
-    iterator = data.from_memory(toy(20)).train(6, 7)
-    for _ in range(steps):
-        next(iterator)
-    fresh = data.from_memory(toy(20)).train(6, 7)
-    fresh.set_state(iterator.get_state())
-    for _ in range(9):
-        np.testing.assert_array_equal(next(iterator)["label"], next(fresh)["label"])
-    iterator.close()
-    fresh.close()

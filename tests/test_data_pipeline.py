@@ -201,24 +201,6 @@ def test_fake_images_are_the_same_everywhere_and_differ_from_one_another():
 # --- Order.
 
 
-def test_every_example_comes_once_an_epoch(photos):
-    """Through the whole pipeline, batches across the epoch's end included."""
-    dataset = data.open_dataset("made_photos", photos, image_size=24, crop=1.0)
-    batches = take(dataset.train(8, 3), 2 * PHOTOS // 8)
-    images = np.concatenate([b["image"] for b in batches])
-    names = [image.tobytes() for image in images]
-    assert len(set(names[:PHOTOS])) == PHOTOS
-    assert sorted(names[:PHOTOS]) == sorted(names[PHOTOS:])
-    assert names[:PHOTOS] != names[PHOTOS:]
-
-
-def test_the_trainer_and_the_sweeps_see_the_same_order(photos):
-    digits, held = data.open_dataset("digits"), data.load("digits")
-    expected = data.batch_indices(1437, 32, 5, 3)
-    for batch, indices in zip(take(digits.train(32, 5), 3), expected, strict=True):
-        np.testing.assert_array_equal(batch["image"], held.train_images[indices])
-
-
 def test_augmenting_changes_no_order(photos):
     plain, changed = (
         take(data.open_dataset("digits", augment=a).train(32, 5), 3)

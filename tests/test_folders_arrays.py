@@ -59,20 +59,6 @@ def test_without_a_test_split_a_tenth_of_each_class_is_always_the_same(
     assert len(np.unique(both.reshape(len(both), -1), axis=0)) == 52
 
 
-def test_a_run_on_a_folder_resumes_to_the_bit(tmp_path):
-    name = folder(tmp_path, {"a": 9, "b": 9}, size=(9, 9))
-    opened = data.open_dataset(name, image_size=6, augment=("random_resized_crop",))
-    whole, stopped = opened.train(4, 3), opened.train(4, 3)
-    batches = [next(whole) for _ in range(7)]
-    next(stopped)
-    resumed = data.open_dataset(name, image_size=6, augment=("random_resized_crop",))
-    resumed = resumed.train(4, 3)
-    resumed.set_state(stopped.get_state())
-    for batch in batches[1:]:
-        for key, value in next(resumed).items():
-            np.testing.assert_array_equal(value, batch[key])
-
-
 def test_an_image_is_read_as_it_looks(tmp_path):
     """Upright, with white for what is transparent, and all 16 bits."""
     wide = np.zeros((4, 8, 3), np.uint8)

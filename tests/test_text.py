@@ -94,34 +94,6 @@ def test_a_batch_is_what_the_spec_says_and_normalize_leaves_it(song):
     np.testing.assert_array_equal(out["tokens"], batch["tokens"])
 
 
-def test_every_window_comes_once_an_epoch_in_a_new_order(song):
-    dataset = open_song(song)
-    n = dataset.train_size
-    iterator = dataset.train(1, 0)
-    seen = [bytes(next(iterator)["tokens"].astype(np.uint8)) for _ in range(2 * n)]
-    iterator.close()
-    assert sorted(seen[:n]) == sorted(seen[n:])
-    assert seen[:n] != seen[n:]
-
-
-@pytest.mark.parametrize("processes", [2, 4])
-def test_processes_make_up_the_batch_and_another_number_goes_on(song, processes):
-    dataset = open_song(song)
-    whole = dataset.train(8, 3)
-    for _ in range(5):
-        next(whole)
-    state = whole.get_state()
-    expected = next(whole)["tokens"]
-    parts = []
-    for rank in range(processes):
-        part = dataset.train(8, 3, process_index=rank, process_count=processes)
-        part.set_state(state)
-        parts.append(next(part)["tokens"])
-        part.close()
-    whole.close()
-    np.testing.assert_array_equal(np.concatenate(parts), expected)
-
-
 def test_the_test_text_is_filled_up_and_counted(song):
     dataset = open_song(song)
     batches = list(dataset.test(4))
