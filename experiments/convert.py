@@ -96,10 +96,10 @@ def run(
             zoo.save(loaded.model, out, files=files, training=training)
             arrays = saving.arrays_of(loaded.model)
     except (ValueError, TypeError, OSError) as error:
-        said = str(error)
+        message = str(error)
         if isinstance(error, foreign.Misfit):
-            said = error.as_flags("--option ")
-        raise UserError(said.replace(source, given)) from None
+            message = error.as_flags("--option ")
+        raise UserError(message.replace(source, given)) from None
     count = sum(np.size(array) for array in arrays.values())
     paths, name = visible(public(f"{given} -> {out}")), recipe(loaded.model)[0]
     print(f"{paths}: {name}, {count:,} values")

@@ -50,8 +50,8 @@ def host() -> float:
 
 def ran_out(error: Exception) -> bool:
     """Whether a program failed for lack of memory."""
-    said = any(x in str(error) for x in ("RESOURCE_EXHAUSTED", "Out of memory"))
-    return said or isinstance(error, MemoryError)
+    names = "RESOURCE_EXHAUSTED", "Out of memory"
+    return isinstance(error, MemoryError) or any(x in str(error) for x in names)
 
 
 def needed(compiled: Any) -> float:

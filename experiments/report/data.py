@@ -88,8 +88,8 @@ class SweepData:
     def shown(self) -> list[Transfer]:
         """The verdicts of the table: along axes of several sizes, if there are any."""
         every = [*self.transfers, *self.over_training]
-        own = [t for t in every if t.sizes[1:]]
-        return own or [t for t in every if t.axis in self.axes]
+        several_sizes = [t for t in every if t.sizes[1:]]
+        return several_sizes or [t for t in every if t.axis in self.axes]
 
     @functools.cached_property
     def verdicts(self) -> dict[str, Any]:

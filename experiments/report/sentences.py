@@ -157,8 +157,8 @@ def headline(data: SweepData) -> str:
     if len(by_name) > MANY:
         good = [
             grids.noun(name)
-            for name, own in by_name.items()
-            if {t.verdict for t in own} == {Verdict.TRANSFERS}
+            for name, group in by_name.items()
+            if {t.verdict for t in group} == {Verdict.TRANSFERS}
         ]
         axes = list(dict.fromkeys(t.over for t in transfers))
         return (
@@ -167,8 +167,8 @@ def headline(data: SweepData) -> str:
         )
     # Hyperparameters with the same verdicts share one clause.
     clauses: dict[tuple[str, str], list[str]] = {}
-    for name, own in by_name.items():
-        clause = phrase(own), phrase(own, many=True)
+    for name, group in by_name.items():
+        clause = phrase(group), phrase(group, many=True)
         clauses.setdefault(clause, []).append(f"the {grids.noun(name)}")
     parts = [
         f"{listed(subjects)} {many if subjects[1:] else one}"
@@ -293,16 +293,16 @@ def next_steps(data: SweepData) -> list[str]:
             seeds = t.verdict is Verdict.SEEDS
             orders.setdefault(t.verdict if seeds else t.remedy, []).append(t)
     steps = []
-    for own in orders.values():
+    for group in orders.values():
         # As many seeds as the most uncertain verdict needs.
-        most = max(own, key=lambda t: t.seeds_needed or math.inf)
+        most = max(group, key=lambda t: t.seeds_needed or math.inf)
         order = most.remedy
         if most.verdict is Verdict.SEEDS and most.seeds_needed and by_command:
             flag = f"--config.sweep.seeds={most.seeds_needed}"
             order += f": run the command again with {flag}; it keeps its runs"
         if most.verdict.known is None and most.verdict is not Verdict.CLOSE:
-            nouns = listed(list(dict.fromkeys(grids.noun(t.name) for t in own)))
-            axes = listed(list(dict.fromkeys(t.over for t in own)))
+            nouns = listed(list(dict.fromkeys(grids.noun(t.name) for t in group)))
+            axes = listed(list(dict.fromkeys(t.over for t in group)))
             order = f"to judge the {nouns} across {axes}, {order}"
         steps.append(f"{capital(order)}.")
     kept = [n for n in data.names if _all_transfer(transfers, n)]
@@ -317,15 +317,17 @@ def _line_says(data: SweepData, name: str) -> str:
     """The prediction at the target, and whether the base's best value agrees."""
     found = prediction(data, name, data.main)
     population = data.at_base(data.main)
-    own = optima.optimum(population.cell(name)) if name in population.axes else None
-    if found is None or own is None:
+    if found is None or name not in population.axes:
+        return ""
+    best_at_base = optima.optimum(population.cell(name))
+    if best_at_base is None:
         return ""
     low, high = found["interval"]
-    agrees = "lies in" if low <= own.log2_lr <= high else "lies outside"
+    agrees = "lies in" if low <= best_at_base.log2_lr <= high else "lies outside"
     return (
         f"At {target_size(data)}, the line through the optima predicts a best "
         f"{grids.noun(name)} of {_predicted(data, name, data.main)}; the base's best, "
-        f"{grids.text(name, own.log2_lr)}, {agrees} this interval."
+        f"{grids.text(name, best_at_base.log2_lr)}, {agrees} this interval."
     )
 
 
