@@ -11,6 +11,7 @@ from flax import nnx
 from programs import (  # noqa: F401
     convolutional,
     generative,
+    growth,
     harder,
     idioms,
     kernels,

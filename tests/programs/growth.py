@@ -1,0 +1,396 @@
+"""What grows, how layers are stacked, and what reads the last of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .kit import floats, layers, program, tokens, zeros
+from .plain import S, X, attention, norm
+from .transformers import flat, heads
+
+ENDS = {"in": "I", "out": "O"}
+
+
+def ends(n):
+    return {"in": (5, n), "out": (n, 3)}
+
+
+@program(
+    {"in|out": "F", r"b/\d/u": "I", r"b/\d/d": "O", r"b/\d/ub": "V", r"b/\d/n": "F"}
+)
+def only_the_feed_forward_width_grows(n):
+    p = zeros(**{"in": (5, 6), "out": (6, 3)}) | {
+        "b": layers(2, u=(6, n), ub=(n,), d=(n, 6), n=(6,))
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + jax.nn.relu(norm(x, w["n"]) @ w["u"] + w["ub"]) @ w["d"]
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in|out": "F", r"q|k|v": "I", "o": "O"}, carries={"q": 0.5})
+def only_the_head_size_grows(n):
+    p = zeros(
+        **{"in": (5, 6), "out": (6, 3)},
+        q=(6, 2, n),
+        k=(6, 2, n),
+        v=(6, 2, n),
+        o=(2, n, 6),
+    )
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (jnp.einsum("btd,dhk->bthk", x, p[c]) for c in "qkv")
+        y = jax.nn.dot_product_attention(q, k, v)
+        return jnp.einsum("bthk,hkd->btd", y, p["o"]) @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, r"q|k|v": "H", "o": "H"}, carries={"q": 2**-0.5})
+def heads_grow_by_number_and_by_size(n):
+    H = 2 if n == 8 else 4
+    p = zeros(**ends(n), q=(n, n), k=(n, n), v=(n, n), o=(n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (heads(x @ p[c], n // H) for c in "qkv")
+        return flat(attention(q, k, v, (n // H) ** -0.5)) @ p["o"] @ p["out"]
+
+    return p, S, call
+
+
+@program({"e": "I", "pos": "V", "w": "H", "out": "O", "mix": "F"})
+def sequence_equal_to_the_width_of_the_target(n):
+    p = zeros(e=(32, n), pos=(32, n), w=(n, n), mix=(32, 32), out=(n, 32))
+
+    def call(p, x):
+        x = p["e"][x] + p["pos"]
+        x = x + jnp.einsum("ts,bsd->btd", p["mix"], jnp.tanh(x @ p["w"]))
+        return x @ p["out"]
+
+    return p, (tokens(2, 32),), call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def nested_scan_over_groups_of_layers(n, L):
+    p = zeros(**ends(n), u=(L // 2, 2, n, n), d=(L // 2, 2, n, n))
+
+    def call(p, x):
+        def layer(x, w):
+            return x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"], None
+
+        def group(x, w):
+            return lax.scan(layer, x, w)[0], None
+
+        return (
+            lax.scan(jax.checkpoint(group), x @ p["in"], {"u": p["u"], "d": p["d"]})[0]
+            @ p["out"]
+        )
+
+    return p, X, call
+
+
+@program({**ENDS, r"(s|r/\d)/u": "Hb", r"(s|r/\d)/d": "He"}, deep=True)
+def scanned_layers_and_a_remainder(n, L):
+    p = {
+        **zeros(**ends(n)),
+        "s": zeros(u=(L // 2, n, n), d=(L // 2, n, n)),
+        "r": layers(L - L // 2, u=(n, n), d=(n, n)),
+    }
+
+    def call(p, x):
+        def layer(x, w):
+            return x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"], None
+
+        x, _ = lax.scan(layer, x @ p["in"], p["s"])
+        for w in p["r"]:
+            x, _ = layer(x, w)
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def pipeline_of_two_stages_by_vmap_and_rolls(n, L):
+    """Stages side by side: each step runs all stages on different microbatches."""
+    p = zeros(**ends(n), u=(2, L // 2, n, n), d=(2, L // 2, n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+
+        def layer(x, w):
+            return x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"], None
+
+        stage = lambda w, x: lax.scan(layer, x, w)[0]
+        mb = x.reshape(2, 2, n)
+        state = jnp.zeros((2, 2, n))
+        outs = []
+        for t in range(3):
+            inp = mb[t] if t < 2 else jnp.zeros((2, n))
+            state = jnp.stack([inp, state[0]])
+            state = jax.vmap(stage)({"u": p["u"], "d": p["d"]}, state)
+            outs.append(state[1])
+        return jnp.stack(outs[1:]).reshape(4, n) @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "q|k|v": "Hb", "o": "He"}, deep=True)
+def scan_of_layers_with_kv_cache_as_carry_and_outputs(n, L):
+    p = zeros(**ends(n), q=(L, n, n), k=(L, n, n), v=(L, n, n), o=(L, n, n))
+
+    def call(p, x, i):
+        x = x @ p["in"]
+        cache = jnp.zeros((L, 2, n // 4, 6, 4))
+
+        def layer(x, w):
+            w, ck, cv = w
+            y = norm(x)
+            q, k, v = (heads(y @ w[c], 4) for c in "qkv")
+            ck = lax.dynamic_update_slice(ck, k, (0, 0, i, 0))
+            cv = lax.dynamic_update_slice(cv, v, (0, 0, i, 0))
+            s = jnp.where(jnp.arange(6) <= i, q @ ck.mT * 0.5, -1e9)
+            return x + flat(jax.nn.softmax(s) @ cv) @ w["o"], (ck, cv)
+
+        x, cache = lax.scan(layer, x, ({k: p[k] for k in "qkvo"}, cache, cache))
+        return x @ p["out"], cache
+
+    return p, (floats(2, 1, 5), tokens()), call
+
+
+@program({**ENDS, r"b/\d/s": "Vb", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def stream_in_channels_first_layout(n, L):
+    p = {
+        "in": jnp.zeros((n, 3, 1, 1)),
+        "out": jnp.zeros((3, n)),
+        "b": layers(L, u=(n, n, 3, 3), d=(n, n, 1, 1), s=(n,)),
+    }
+
+    def call(p, x):
+        cv = lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME")
+        x = cv(x, p["in"])
+        for w in p["b"]:
+            m = x.mean((2, 3), keepdims=True)
+            v = x.var((2, 3), keepdims=True)
+            y = (x - m) / jnp.sqrt(v + 1e-5) * w["s"][None, :, None, None]
+            x = x + cv(jax.nn.relu(cv(y, w["u"])), w["d"])
+        return x.mean((2, 3)) @ p["out"].T
+
+    return p, (floats(2, 3, 8, 8),), call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def only_masked_tokens_are_updated(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x, m):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+            x = jnp.where(m[..., None], y, x)
+        return x @ p["out"]
+
+    return p, (*S, jax.ShapeDtypeStruct((2, 6), bool)), call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def early_exit_by_cond_on_the_layer_number(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x, depth):
+        x = x @ p["in"]
+        for i, w in enumerate(p["b"]):
+            x = lax.cond(
+                i < depth,
+                lambda x, w=w: x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"],
+                lambda x: x,
+                x,
+            )
+        return x @ p["out"]
+
+    return p, (*S, tokens()), call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/h": "O"}, deep=True)
+def deep_supervision_with_a_head_after_each_layer(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, u=(n, n), d=(n, n), h=(n, 3))}
+
+    def call(p, x):
+        x, ys = x @ p["in"], []
+        for w in p["b"]:
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+            ys.append(norm(x) @ w["h"])
+        return ys, x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"layer_\d/(u|q|k|v)": "Hb", r"layer_\d/(d|o)": "He"}, deep=True)
+def two_kinds_of_layers_alternating_in_a_dictionary(n, L):
+    p = zeros(**ends(n)) | {
+        f"layer_{i}": (
+            zeros(u=(n, n), d=(n, n))
+            if i % 2
+            else zeros(q=(n, n), k=(n, n), v=(n, n), o=(n, n))
+        )
+        for i in range(L)
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i in range(L):
+            w = p[f"layer_{i}"]
+            y = norm(x)
+            x = x + (
+                jax.nn.relu(y @ w["u"]) @ w["d"]
+                if i % 2
+                else flat(attention(*(heads(y @ w[c], 4) for c in "qkv"), 0.5)) @ w["o"]
+            )
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program({"in": "I", "out": "O", "u": "Hb", "d": "He"}, deep=True)
+def scan_over_the_numbers_of_layers(n, L):
+    p = zeros(**ends(n), u=(L, n, n), d=(L, n, n))
+
+    def call(p, x):
+        def f(x, i):
+            return x + jax.nn.relu(norm(x) @ p["u"][i]) @ p["d"][i], None
+
+        return lax.scan(f, x @ p["in"], jnp.arange(L))[0] @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def tokens_updated_by_at_add(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x, i):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x.at[:, i].add(jax.nn.relu(x[:, i] @ w["u"]) @ w["d"])
+        return x @ p["out"]
+
+    return p, (*S, tokens(3)), call
+
+
+@program({**ENDS, "q|k|v|o": "H", "inv": "V"})
+def nystrom_and_landmark_attention(n):
+    p = zeros(**ends(n), q=(n, n), k=(n, n), v=(n, n), o=(n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (heads(x @ p[c], 4) for c in "qkv")
+        q, k = q * 4**-0.25, k * 4**-0.25
+        ql, kl = (a.reshape(*a.shape[:2], 3, 2, 4).mean(3) for a in (q, k))
+        sm = functools.partial(jax.nn.softmax, axis=-1)
+        a, b, c = sm(q @ kl.mT), sm(ql @ kl.mT), sm(ql @ k.mT)
+        y = a @ jnp.linalg.pinv(b) @ (c @ v)
+        return flat(y) @ p["o"] @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, "q|k|v|o": "H", "t": "V"})
+def attention_over_channels(n):
+    """XCiT: the attention matrix is of channels; its logits sum over tokens."""
+    p = zeros(**ends(n), q=(n, n), k=(n, n), v=(n, n), o=(n, n), t=(n // 4, 1, 1))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (heads(x @ p[c], 4).mT for c in "qkv")
+        l2 = lambda a: a / jnp.maximum(jnp.linalg.norm(a, axis=-1, keepdims=True), 1e-6)
+        a = jax.nn.softmax(l2(q) @ l2(k).mT * p["t"])
+        return flat((a @ v).mT) @ p["o"] @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, "q|k|v|o": "H", "pl|pw": "H"})
+def talking_heads_whose_number_grows(n):
+    H = n // 4
+    p = zeros(**ends(n), q=(n, n), k=(n, n), v=(n, n), o=(n, n), pl=(H, H), pw=(H, H))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (heads(x @ p[c], 4) for c in "qkv")
+        s = jnp.einsum("hi,bhqk->biqk", p["pl"], q @ k.mT / 2)
+        a = jnp.einsum("hi,bhqk->biqk", p["pw"], jax.nn.softmax(s))
+        return flat(a @ v) @ p["o"] @ p["out"]
+
+    return p, S, call
+
+
+@program({"in": "I", "out": "O", "t1": "I", "t2": "O", "c.": "H"})
+def slot_mixer_with_token_mixing_of_a_fixed_length(n):
+    p = {**zeros(**ends(n), t1=(6, n), t2=(n, 6), c1=(n, 4 * n), c2=(4 * n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        y = jax.nn.gelu(norm(x).mT @ p["t1"]) @ p["t2"]
+        x = x + y.mT
+        x = x + jax.nn.gelu(norm(x) @ p["c1"]) @ p["c2"]
+        return norm(x).mean(1) @ p["out"]
+
+    return p, S, call
+
+
+@program({"e": "I", "w": "H", "out": "O", "y": "I"}, carries={"y": 0.25})
+def projection_discriminator(n):
+    p = zeros(e=(5, n), w=(n, n), out=(n, 1), y=(7, n))
+
+    def call(p, x, y):
+        h = jax.nn.relu(jax.nn.relu(x @ p["e"]) @ p["w"])
+        return h @ p["out"] + (h * p["y"][y]).sum(-1, keepdims=True)
+
+    return p, (*X, tokens(4)), call
+
+
+@program({"e": "I", "w": "H", "c": "V"})
+def distances_to_learned_prototypes(n):
+    p = zeros(e=(5, n), w=(n, n), c=(7, n))
+
+    def call(p, x):
+        h = jax.nn.relu(x @ p["e"]) @ p["w"]
+        return -((h[:, None] - p["c"]) ** 2).mean(-1)
+
+    return p, X, call
+
+
+@program({"s|r": "I"})
+def knowledge_graph_embeddings_distmult_and_transe(n):
+    p = zeros(s=(9, n), r=(4, n))
+
+    def call(p, a, r, b):
+        s, t, o = p["s"][a], p["r"][r], p["s"][b]
+        return (s * t * o).mean(-1), -jnp.abs(s + t - o).mean(-1)
+
+    return p, (tokens(4), tokens(4), tokens(4)), call
+
+
+@program({**ENDS, "q": "O", "k1|k2": "F", "val": "I"})
+def memory_layer_with_product_keys(n):
+    p = zeros(**ends(n), q=(n, 8), k1=(6, 4), k2=(6, 4), val=(36, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q = x @ p["q"]
+        s1, s2 = q[:, :4] @ p["k1"].T, q[:, 4:] @ p["k2"].T
+        a1, i1 = lax.top_k(s1, 2)
+        a2, i2 = lax.top_k(s2, 2)
+        s = (a1[:, :, None] + a2[:, None]).reshape(-1, 4)
+        i = (i1[:, :, None] * 6 + i2[:, None]).reshape(-1, 4)
+        y = jnp.einsum("bk,bkd->bd", jax.nn.softmax(s), p["val"][i])
+        return (x + y) @ p["out"]
+
+    return p, X, call
