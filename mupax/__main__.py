@@ -21,6 +21,7 @@ def main() -> int:
 
     noise.hide_secrets()
     noise.hide_late_writes()
+    noise.clean_records()
     try:
         status = cli.main(sys.argv)
     except ModuleNotFoundError as error:

@@ -1,6 +1,7 @@
 """Inputs in object storage are read through local copies."""
 
 import errno
+import logging
 import sys
 
 import fsspec
@@ -14,10 +15,11 @@ from test_fuzz_data import prepare
 from mupax import zoo
 from mupax.experiments import cli, convert, loading, remote
 from mupax.experiments import data as datasets
-from mupax.experiments.cli import flags
+from mupax.experiments.cli import flags, noise
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import parse
+from mupax.experiments.sweep import executors
 
 
 @pytest.fixture
@@ -321,3 +323,22 @@ def test_secrets_of_addresses_are_neither_written_nor_printed(
     for text in (*files.values(), names.encode(), *(x.encode() for x in shown)):
         for secret in (b"PASS", b"WORD", b"SIGNED", b"NEWER", b"KEY"):
             assert secret not in text
+
+
+def test_log_records_of_other_packages_lose_secrets():
+    before = logging.getLogRecordFactory()
+    try:
+        noise.clean_records()
+        given = "%s failed", ("http://me:PASSWORD@proxy:3128/x\x1b[2J",)
+        record = logging.getLogRecordFactory()("hub", 30, "hub.py", 1, *given, None)
+    finally:
+        logging.setLogRecordFactory(before)
+    assert record.getMessage() == "http://proxy:3128/x\\x1b[2J failed"
+
+
+def test_a_scheduler_that_dask_refuses_is_named_without_its_password(tmp_path):
+    pytest.importorskip("distributed")
+    address = "tcp://me:PASSWORD@127.0.0.1:1"
+    with pytest.raises(UserError, match="cannot be used") as said:
+        executors.opened("dask", 1, tmp_path, address).__enter__()
+    assert "PASSWORD" not in str(said.value)

@@ -12,6 +12,8 @@ _ADDRESS = re.compile(
     r"(?P<rest>[^\s'\"<>`]+?)(?P<end>[),.;:\]}]*(?=[\s'\"<>`]|$))",
     re.IGNORECASE,
 )
+# A query, or a fragment of the form of one.
+_AFTER_PATH = re.compile(r"\?|#(?=[^/]*=)")
 _HOST = re.compile(r"([^/?#@:]*|\[[^]]*\])(:\d+)?(?=[/?#]|$)")
 _copies: dict[str, str] = {}  # addresses by the directories of their local copies
 
@@ -40,7 +42,7 @@ def named(text: str) -> str:
 
 
 def public(value: Any) -> Any:
-    """Drop user, password and query from each address in a text.
+    """Drop user, password, query and tokens in the fragment of addresses in a text.
 
     These may be secrets, e.g. the signature of a signed address. Local copies are named
     by their addresses. Dictionaries, lists and tuples are copied with their texts
@@ -51,6 +53,8 @@ def public(value: Any) -> Any:
       'text:https://host/a.txt'
       >>> public(["postgresql://u:p@db:5432/runs", "s3://KEY:SEC/RET@bucket", 3])
       ['postgresql://db:5432/runs', 's3://bucket', 3]
+      >>> public("https://host/a#access_token=1f, https://host/a#usage")
+      'https://host/a, https://host/a#usage'
       >>> public("s3://bucket/resnet@v2, or user@host")
       's3://bucket/resnet@v2, or user@host'
     """
@@ -73,4 +77,4 @@ def _without_secrets(match: re.Match[str]) -> str:
         authority = re.split("[/?#]", rest)[0]
         user = (authority if "@" in authority else rest).rpartition("@")[0]
         rest = rest[len(user) + 1 :]
-    return match["scheme"] + rest.partition("?")[0] + match["end"]
+    return match["scheme"] + _AFTER_PATH.split(rest, 1)[0] + match["end"]

@@ -5,6 +5,7 @@ before and after the command's one sentence. `__main__` calls these functions, a
 concern the whole process.
 """
 
+import contextlib
 import logging
 import sys
 import threading
@@ -12,6 +13,8 @@ import warnings
 from typing import Any
 
 from mupax.zoo.addresses import public
+
+from ..errors import visible
 
 
 class _Public:
@@ -33,14 +36,25 @@ def hide_secrets() -> None:
 
     A second guard, e.g. for tracebacks: messages name addresses without them.
     """
-    # absl keeps the stream that it found when it was imported.
-    logging.getLogger("absl").addFilter(_public_record)
     sys.stdout, sys.stderr = _Public(sys.stdout), _Public(sys.stderr)
 
 
-def _public_record(record: logging.LogRecord) -> bool:
-    record.msg, record.args = public(record.getMessage()), ()
-    return True
+def clean_records() -> None:
+    """Drop secrets from log records, and write control characters as escapes.
+
+    Handlers of packages keep the stream that they found when they were imported.
+    """
+    make = logging.getLogRecordFactory()
+
+    def escaped(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        # Python itself reports a record whose arguments do not fit.
+        with contextlib.suppress(Exception):
+            text = public(record.getMessage())
+            record.msg, record.args = visible(text, keep="\n\t"), ()
+        return record
+
+    logging.setLogRecordFactory(escaped)
 
 
 def hide_late_writes() -> None:

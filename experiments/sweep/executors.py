@@ -262,8 +262,11 @@ def opened(
         try:
             client = distributed.Client(**({"address": address} if address else local))
         except (OSError, ValueError) as error:
+            # Dask quotes the address without its scheme, so its user is not recognised.
+            user = "".join((address or "").partition("://")[2].rpartition("@")[:2])
+            why = reason(error).replace(user, "")
             raise UserError(
-                f"--scheduler={short(address)} cannot be used: {reason(error)}"
+                f"--scheduler={short(address)} cannot be used: {why}"
             ) from None
         with client:
             yield client.get_executor()
