@@ -18,7 +18,7 @@ from mupax.zoo.weights import foreign, hub, saving
 from mupax.zoo.weights.pretrained import read_source
 
 from . import io, remote
-from .errors import UserError, import_extra, visible
+from .errors import UserError, import_extra, reason, visible
 from .loading import find_model
 
 _FILES = (".safetensors", ".npz")
@@ -97,6 +97,8 @@ def run(
             arrays = saving.arrays_of(loaded.model)
     except (ValueError, TypeError, OSError) as error:
         message = str(error)
+        if isinstance(error, OSError) and error.errno:
+            message = f"{error.filename or out} cannot be used: {reason(error)}"
         if isinstance(error, foreign.Misfit):
             message = error.as_flags("--option ")
         raise UserError(message.replace(source, given)) from None
@@ -169,4 +171,7 @@ def _write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
             return
         safetensors = import_extra("safetensors.numpy", "hub", "a .safetensors file")
         # PyTorch libraries require this metadata.
-        safetensors.save_file(dict(arrays), temporary, metadata={"format": "pt"})
+        try:
+            safetensors.save_file(dict(arrays), temporary, metadata={"format": "pt"})
+        except Exception as error:  # Rust's, which is no OSError
+            raise ValueError(f"{path} cannot be written: {reason(error)}") from None

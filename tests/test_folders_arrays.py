@@ -1,5 +1,6 @@
 """Your own images: folders, .npz files, and data from Python."""
 
+import os
 import types
 
 import numpy as np
@@ -42,6 +43,20 @@ def test_a_folder_gives_classes_sizes_and_splits(tmp_path):
     np.testing.assert_array_equal(opened.training_arrays()["image"][2], pixels)
     grey = folder(tmp_path / "grey", {"a": 2, "b": 2}, mode="L")
     assert data.open_dataset(grey).input_shape == (6, 5, 1)
+
+
+def test_links_that_lead_back_are_read_once(tmp_path):
+    name = folder(tmp_path, {"train/a": 2, "train/b": 2, "test/a": 1, "test/b": 1})
+    for k in range(3):
+        (tmp_path / "train/a" / f"up{k}").symlink_to(".")
+        (tmp_path / "train/b" / f"up{k}").symlink_to("../b")
+    assert data.open_dataset(name).train_size == 4
+
+
+def test_a_pipe_instead_of_arrays_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "x.npz")
+    with pytest.raises(UserError, match="it is not a regular file"):
+        data.open_dataset(f"npz:{tmp_path / 'x.npz'}")
 
 
 def test_without_a_test_split_a_tenth_of_each_class_is_always_the_same(

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
 
 import jax
@@ -321,3 +322,18 @@ def test_a_model_with_a_replaced_head_is_refused_before_anything_is_written(tmp_
             zoo.save(model, tmp_path / "model")
         assert "could not rebuild" in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_save_that_the_system_refuses_is_one_error_that_names_the_place(
+    tmp_path, capfd
+):
+    model = zoo.create("resmlp", width=16, depth=2, rngs=nnx.Rngs(0))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            zoo.save(model, tmp_path / "mine")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.filename == str(tmp_path)
+    assert "Traceback" not in capfd.readouterr().err

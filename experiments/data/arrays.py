@@ -10,6 +10,8 @@ import numpy as np
 from absl import logging
 from PIL import Image, ImageOps
 
+from mupax.zoo.weights.files import open_regular
+
 from .. import remote
 from ..errors import UserError, reason, short
 from .augment import eight_bits
@@ -30,10 +32,12 @@ def open_npz(path: str) -> dict[str, Split]:
     """
     file = remote.local(path)
     try:
-        if os.path.exists(file) and not zipfile.is_zipfile(file):
-            raise ValueError("it is no .npz file")
-        with np.load(file, allow_pickle=False) as content:
-            arrays = {key: content[key] for key in content.files}
+        with open_regular(file) as opened:
+            if not zipfile.is_zipfile(opened):
+                raise ValueError("it is no .npz file")
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as content:
+                arrays = {key: content[key] for key in content.files}
     except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         what = (
             "is missing"

@@ -63,8 +63,13 @@ def _folder(folder: pathlib.Path, classes: Mapping[str, pathlib.Path]) -> Split:
     others: list[str] = []
     for name, place in classes.items():
         before = len(paths)
+        read = {os.path.realpath(place)}  # links may lead back
         for at, folders, files in os.walk(place, followlinks=True):
-            folders[:] = sorted(f for f in folders if not f.startswith("."))
+            real = {f: os.path.realpath(os.path.join(at, f)) for f in folders}
+            folders[:] = sorted(
+                f for f in folders if f[0] != "." and real[f] not in read
+            )
+            read.update(real.values())
             for file in sorted(f for f in files if not f.startswith(".")):
                 known = pathlib.PurePath(file).suffix.lower() in Image.EXTENSION
                 (paths if known else others).append(os.path.join(at, file))

@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import logging
 import math
 import numbers
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -169,8 +171,21 @@ def _write(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
     handler = ocp.PyTreeCheckpointHandler(
         use_compression=False, multiprocessing_options=options
     )
-    with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
-        checkpointer.save(folder, arrays)
+    # Orbax raises the error of one of its threads, and prints those of the others, also
+    # later.
+    logging.getLogger("absl").addFilter(_not_of_a_thread)
+    try:
+        with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
+            checkpointer.save(folder, arrays)
+    except ValueError as error:
+        if code := re.search(r"os_error_code='(\d+)'", str(error)):
+            place = str(folder.parent.parent)
+            raise OSError(int(code[1]), os.strerror(int(code[1])), place) from None
+        raise
+
+
+def _not_of_a_thread(record: logging.LogRecord) -> bool:
+    return "_SignalingThread" not in record.getMessage()
 
 
 def load(
