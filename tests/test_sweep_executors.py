@@ -333,6 +333,32 @@ def test_workers_end_with_the_process_that_opened_them(number, tmp_path):
     assert psutil.wait_procs([worker], timeout=30)[1] == []
 
 
+SLOW = """
+import sys, time
+from mupax.experiments import cli
+from mupax.experiments.cli.command import COMMANDS
+COMMANDS["sweep"] = lambda argv: print("begun", flush=True) or time.sleep(600)
+cli.main(["mupax", "sweep"])
+"""
+
+
+def test_sigterm_ends_a_sweep_with_a_sentence_that_says_how_to_resume():
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline() == "begun\n"
+    child.send_signal(signal.SIGTERM)
+    _, said = child.communicate()
+    assert child.returncode == 143
+    assert said.splitlines()[-1] == (
+        "mupax: stopped by SIGTERM; finished runs are kept, and the same command "
+        "resumes from them"
+    )
+
+
 def test_a_full_disk_is_told_with_the_file_and_how_to_resume(tmp_path, monkeypatch):
     def full(self, data):
         raise OSError(errno.ENOSPC, "No space left on device")  # names no file
