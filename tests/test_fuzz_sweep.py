@@ -165,6 +165,9 @@ def test_a_record_of_other_types_is_trained_again(whole, tmp_path, change, caplo
     path.write_text("\n".join([changed, *others, ""]))
     assert same(swept(folder), whole[1])
     assert "line 1: it does not describe a run" in caplog.text
+    changed = json.dumps(io.seal(json.loads(first) | {"losses": [1.0]}))
+    path.write_text("\n".join([changed, *others, ""]))
+    assert same(swept(folder), whole[1])  # another number of losses
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "unreadable"])

@@ -89,7 +89,7 @@ def prepare(
     stored: dict[Run, Record] = {}
     if store is not None:
         task = task.bound(data)
-        stored = store.runs(task.name, task.key)
+        stored = stored_runs(task, store)
     left = _left(task, stored)
     missing = list(dict.fromkeys(at for _, at in left))
     rows = sorted({seed for seed, _ in left})
@@ -111,9 +111,16 @@ def prepare(
     return train
 
 
+def stored_runs(task: Task, store: Store) -> dict[Run, Record]:
+    """The finished runs of a task; others than its steps give are ignored."""
+    length = 1 + min(_CURVE, task.steps)
+    runs = store.runs(task.name, task.key)
+    return {run: record for run, record in runs.items() if len(record.losses) == length}
+
+
 def missing(task: Task, store: Store) -> bool:
     """Whether a store lacks runs of a task, whose key needs no data."""
-    return bool(_left(task, store.runs(task.name, task.key)))
+    return bool(_left(task, stored_runs(task, store)))
 
 
 def _left(task: Task, stored: Mapping[Run, Record]) -> list[Run]:

@@ -102,7 +102,7 @@ def search(
     strategy = cma.CMAEvolutionStrategy(first, 1.0, options)
     training = task.training(data)
     compiled: dict[range, engine.Chunks] = {}  # by seeds
-    stored = {} if store is None else store.runs(task.name, task.key)
+    stored = {} if store is None else engine.stored_runs(task, store)
 
     def losses_of(points: Sequence[Point], seeds: range) -> list[float]:
         """Geometric means of the losses over seeds; NaN where a run diverged."""
