@@ -141,12 +141,13 @@ def test_a_card_holds_neither_html_nor_links_of_others_nor_folders_of_a_machine(
         dataset="text:/home/me/a.txt",
         settings={"data_dir": "/home/me/data", "init": "gs://bucket/run|x"},
         source="/home/me/<b>.npz",
-        command="mupax convert --source='/home/me/my files/w.npz' --out s3://bucket/x",
+        command="mupax convert --source='/home/me/my files/w.npz' --out s3://bucket/x\x1b",
     )
     text = (
         saving.save(model, tmp_path / "it", training=training) / "README.md"
     ).read_text()
     assert "home" not in text
+    assert "\x1b" not in text
     assert "Made from &lt;b&gt;.npz" in text
     assert "Trained on text:a.txt" in text
     assert "| data_dir | data |" in text

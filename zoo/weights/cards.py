@@ -31,8 +31,12 @@ def _text(value: Any) -> str:
       >>> _text("<script> [a](javascript:b)")
       '&lt;script&gt; \\\\[a\\\\](javascript:b)'
     """
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
-    return re.sub(r"([\\`*\[\]|~])", r"\\\1", html.escape(line, quote=False))
+    return re.sub(r"([\\`*\[\]|~])", r"\\\1", html.escape(_line(value), quote=False))
+
+
+def _line(value: Any) -> str:
+    """A value as one line of printable characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
 
 
 def _without_folders(word: str) -> str:
@@ -48,11 +52,10 @@ def _without_folders(word: str) -> str:
 def _command(command: str) -> str:
     """A command, with the last names of absolute paths."""
     try:
-        words = shlex.split(command)
+        words = shlex.split(_line(command))
     except ValueError:  # not of a shell
-        words = command.split()
-    line = shlex.join(map(_without_folders, words))
-    return " ".join(line.split())
+        words = _line(command).split()
+    return shlex.join(map(_without_folders, words))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
