@@ -87,8 +87,10 @@ def refuses(*parts):
 
 
 TWICE = ("are scaled twice", "drop scale_by_parametrization")
-UNDONE = ("has no effect", "put scale_by_parametrization after the transform")
-CLIPS = ("a transform after it clips or normalizes", "put clipping first")
+UNDONE = (
+    "has no effect on its update, or only part of it",
+    "put clipping first, then the transform that makes the update, then scale_by",
+)
 DECAYS = ("the weight decay of 'head'", "put add_decayed_weights after")
 GROWS = ("makes the weights grow", "before the learning rate")
 CLIMBS = ("points along its gradient", "the learning rate needs a minus")
@@ -102,9 +104,7 @@ WRONG = {
     # Scaled twice, or not at all.
     "an alias and a scaling": ((adam(), scale()), TWICE),
     "a scaling and an alias": ((normalize(), ADAM, scale(), sgd()), TWICE),
-    "the same one": ((lambda s: (LION, s, s, RATE))(scale()), TWICE),
     "two aliases": ((sgd(), sgd()), TWICE),
-    "injected": ((inject(optim.adam, 0.1, SCALES), scale()), TWICE),
     "in a partition": (
         (optax.partition({"all": adam()}, dict.fromkeys(PARAMS, "all")), scale()),
         TWICE,
@@ -115,16 +115,11 @@ WRONG = {
     ),
     "in MultiSteps": ((accumulate(adam()), scale()), TWICE),
     "no scaling": ((optax.clip_by_global_norm(1.0), ADAM, RATE), UNSCALED),
-    "no scaling of an alias": ((optax.adamw(0.1),), UNSCALED),
     # Before the transform that undoes it.
     "before adam": ((scale(), ADAM, RATE), UNDONE),
-    "before optax.adam": ((scale(), optax.adam(0.1)), UNDONE),
     "an alias before adam": ((sgd(), ADAM), UNDONE),
-    "before muon": ((scale("muon"), muon(), RATE), UNDONE),
     "before a trust ratio": ((normalize(), ADAM, scale(), TRUST, RATE), UNDONE),
     # For another family.
-    "adam as sgd": ((ADAM, scale("sgd"), RATE), ("pass family='adam'",)),
-    "sgd after adam": ((ADAM, sgd()), ("pass family='adam'",)),
     "adam as sgd, injected": (
         (inject(optax.scale_by_adam, 0.9), scale("sgd"), RATE),
         ("'embed'", "4 times the base's", "should be 1", "pass family='adam'"),
@@ -136,12 +131,10 @@ WRONG = {
         ("pass family='relative'",),
     ),
     "momentum as adam": ((optax.trace(0.9), scale(), RATE), ("pass family='sgd'",)),
-    "clipped sgd as adam": ((optax.clip(1.0), scale(), RATE), ("family='sgd'",)),
     "NovoGrad as adam": (
         (optax.scale_by_novograd(), scale(), RATE),
         ("'embed'", "2 times too small", "pass family='spectral'"),
     ),
-    "Polyak-SGD as adam": ((optax.polyak_sgd(), scale()), ("pass family='sgd'",)),
     "norms for sizes": (
         (normalize(), ADAM, optax.scale_by_param_block_norm(), scale("lamb"), RATE),
         ("'embed'", "times too large"),
@@ -165,27 +158,17 @@ WRONG = {
         (normalize(scales_for(8, "ntk")), ADAM, scale(), RATE),
         ("before eps is added", "give normalize_gradients and the scaling the same"),
     ),
-    "normalizing by other scales": (
-        (normalize(scales_for(4)), ADAM, scale(), RATE),
-        ("before eps is added", "give normalize_gradients and the scaling the same"),
-    ),
     # Clipping in the wrong place.
     "clipping after the scaling": (
         (normalize(), ADAM, scale(), optax.adaptive_grad_clip(0.01), RATE),
-        CLIPS,
+        UNDONE,
     ),
-    "clipping each entry after the scaling": (
-        (normalize(), ADAM, scale(), optax.clip(1.0), RATE),
-        CLIPS,
-    ),
-    "clipping after an alias": ((adam(), optax.clip_by_global_norm(1.0)), CLIPS),
-    "clipping after sgd": ((sgd(), optax.clip_by_global_norm(1.0)), CLIPS),
+    "clipping after an alias": ((adam(), optax.clip_by_global_norm(1.0)), UNDONE),
     "clipping of a user's own": (
         (scale("sgd"), optax.stateless(lambda u, _: jax.tree.map(jnp.tanh, u)), RATE),
-        CLIPS,
+        UNDONE,
     ),
     # Weight decay in the wrong place.
-    "after decay": ((LION, DECAY, scale(), RATE), DECAYS),
     "an alias after decay": ((DECAY, sgd()), (*DECAYS, "optim.build_optimizer")),
     "after adamw": ((optax.adamw(0.1), scale()), (*DECAYS, "by 0.25")),
     "after a masked adamw in MultiSteps": (
@@ -198,7 +181,6 @@ WRONG = {
     ),
     "decay after an alias": ((adam(), DECAY), (*GROWS, "optim.adamw")),
     "decay after sgd": ((sgd(), DECAY), (*GROWS, "optim.build_optimizer")),
-    "decay after the rate": ((optax.trace(0.9), scale("sgd"), RATE, DECAY), GROWS),
     "decay after a schedule that starts at zero": (
         (scale("sgd"), RISING, DECAY),
         GROWS,
@@ -211,23 +193,16 @@ WRONG = {
         (normalize(), ADAM, scale(), groups(0.0), DECAY, RATE),
         ALONE,
     ),
-    "freezing before an alias with decay": (
-        (groups(0.0), optim.lion(0.1, SCALES)),
-        ALONE,
-    ),
     "freezing by Optax before a decay": (
         (masked(optax.set_to_zero(), "embed"), adamw(weight_decay=0.1)),
         ("'embed'", *ALONE),
     ),
     # The sign, and learning rates that cancel it.
     "a rate after an alias": ((adam(), RATE), CLIMBS),
-    "a schedule after an alias": ((sgd(), RISING), CLIMBS),
-    "a rate before an alias": ((RATE, adam()), CLIMBS),
     "no rate": ((normalize(), ADAM, scale()), CLIMBS),
     "a hidden rate": ((normalize(), optax.adam(1e-2), scale(), RATE), CLIMBS),
     # Groups.
     "groups before adam": ((groups(), normalize(), ADAM, scale(), RATE), IDLE),
-    "groups before an alias": ((groups(), adam()), (*IDLE, "optim.for_modules")),
     "groups after decay": (
         (LION, scale(), DECAY, groups(), RATE),
         ("also scale the weight decay of 'embed'", "before add_decayed_weights"),
@@ -293,12 +268,16 @@ UNSURE = {
     "clipped sgd": ((optax.clip_by_global_norm(1.0), sgd()), "tune the threshold"),
     "clipping before normalizing": (
         (optax.clip(1.0), normalize(), ADAM, scale(), RATE),
-        "is clipped by a fixed number or by its weight: .* put optax.clip between",
+        "is clipped by a fixed number .* or optax.clip between optim.normalize",
+    ),
+    "clipping normalized gradients by their norm": (
+        (normalize(), optax.clip_by_global_norm(1.0), ADAM, scale(), RATE),
+        "by the global norm after it was normalized: put optax.clip_by_global_norm",
     ),
     "clipping before an alias": ((optax.clip(1.0), adamw()), "is clipped by a fixed"),
     "clipping by the weight": (
         (optax.adaptive_grad_clip(0.01), adamw()),
-        "or by its weight: use optax.clip_by_global_norm",
+        "or by its weight, or by the global norm",
     ),
     "noise": (
         (optax.add_noise(1e-6, 0.0, 0), sgd()),
@@ -567,41 +546,42 @@ FAMILIES = {
     "lion": (lambda s: (LION,), "lion"),
     "lamb": (lambda s: (normalize(s), ADAM, TRUST), "lamb"),
 }
-IGNORED = pytest.mark.filterwarnings("ignore::mupax.optim.ChainWarning")
 
 
-def assert_right(tx, scales):
-    check = optim.check_chain(tx, scales)
+def by_hand(name):
+    make, family = FAMILIES[name]
+    return lambda s: optax.chain(
+        *make(s), optim.scale_by_parametrization(s, family=family), DECAY, RATE
+    )
+
+
+def built(tx, family):
+    return lambda s: optim.build_optimizer(0.1, s, tx, family, weight_decay=0.1)
+
+
+def named(name, **options):
+    return lambda s: getattr(optim, name)(0.1, s, **options)
+
+
+EVERY = {
+    **{f"{name}, by hand": by_hand(name) for name in FAMILIES},
+    **{name: named(name) for name in ("sgd", "adam", "adafactor")},
+    **{name: named(name, weight_decay=0.1) for name in ("adamw", "lion", "lamb")},
+    **{
+        f"built, {f}": built(t, f)
+        for t, f in ((optax.trace(0.9), "sgd"), (ADAM, "adam"))
+    },
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+@settings(max_examples=3)
+@given(scales=models())
+def test_every_right_optimizer_passes(scales, name):
+    check = optim.check_chain(EVERY[name](scales), scales)
     assert check.hints == ()
     verdicts = {path: row.verdict for path, row in check.rows.items()}
     assert verdicts == dict.fromkeys(scales, "ok")
-
-
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-@settings(max_examples=3)
-@given(scales=models())
-def test_every_right_chain_passes(scales, name):
-    make, family = FAMILIES[name]
-    scaling = optim.scale_by_parametrization(scales, family=family)
-    assert_right(optax.chain(*make(scales), scaling, DECAY, RATE), scales)
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "lamb", "adafactor"])
-@settings(max_examples=3)
-@given(scales=models())
-def test_every_optimizer_passes(scales, name):
-    options = {"weight_decay": 0.1} if name in ("adamw", "lion", "lamb") else {}
-    assert_right(getattr(optim, name)(0.1, scales, **options), scales)
-
-
-@pytest.mark.parametrize(
-    ("tx", "family"), [(optax.trace(0.9), "sgd"), (ADAM, "adam"), (LION, "lion")]
-)
-@settings(max_examples=3)
-@given(scales=models())
-def test_every_built_optimizer_passes(scales, tx, family):
-    built = optim.build_optimizer(0.1, scales, tx, family, weight_decay=0.1)
-    assert_right(built, scales)
 
 
 MISTAKES = ("missing", "twice", "before", "decay", "family", "one leaf")

@@ -146,7 +146,7 @@ class FunctionTask(Task):
             point = self._point
             params, rest = self._init(key, point)
             tx = self._optimizer(point, params, rest)
-            scalings.append(acting(tx, params)[0])
+            scalings.append(acting(tx, params))
 
         jax.eval_shape(trace, jax.random.key(0))
         return scalings[-1] is not None

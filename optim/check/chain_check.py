@@ -24,8 +24,17 @@ from ..rules.traced import Traced
 from ..scales.paths import flatten
 from ..scales.probe import mode
 from ..scales.table import Scales
-from .judging import ONE_SCALING, Checked, judge
-from .probing import Leaf, Probe, TracedError, acting, apart, nested, probe_shapes
+from .judging import Checked, judge
+from .probing import (
+    Leaf,
+    Probe,
+    Unchecked,
+    acting,
+    apart,
+    nested,
+    probe_shapes,
+    traced,
+)
 
 _OTHER_TREE = (
     "a tree of masks or labels does not have the structure of the gradients (nnx."
@@ -39,18 +48,6 @@ _UNSCALED = (
     "the transform that makes the update, or use optim.build_optimizer. A chain that "
     "is not meant to be scaled, or is a part of a larger one, is an optax.chain"
 )
-
-
-class Unchecked(ValueError):
-    """Raised if a check is not possible.
-
-    Attributes:
-      traced: whether the reason is a traced value, e.g. inside of jit.
-    """
-
-    def __init__(self, message: str, *, traced: bool = False):
-        super().__init__(message)
-        self.traced = traced
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -166,11 +163,7 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
     paths = [path for path, _ in flatten(tree) if path in scales]
     rules = {path: multipliers(scales[path], point) for path in paths}
     if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
-        raise Unchecked(
-            "richness is a traced value, which cannot be checked; check the optimizer "
-            "outside of jit, with a number",
-            traced=True,
-        )
+        raise traced()
     shapes = {p: (scales[p].base_shape, scales[p].shape) for p in paths}
     if not point.scaled:
         # No rule gives sizes; the target is compared with itself, unscaled.
@@ -186,15 +179,11 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
     try:
         rows = judge(Probe(tx, tree, leaves), rules, scales)
         return ChainCheck({labels.get(name, name): r for name, r in rows.items()})
-    except (TracedError, jax.errors.JAXTypeError) as error:
-        raise Unchecked(
-            "a hyperparameter of tx is a traced value; check the optimizer outside of "
-            "jit and vmap, with numbers",
-            traced=True,
-        ) from error
+    except Unchecked:
+        raise
+    except jax.errors.JAXTypeError as error:
+        raise traced() from error
     except Exception as error:
-        if _is_ours(error):
-            raise Unchecked(str(error)) from error
         if "pytree structure error" in str(error):
             raise Unchecked(_OTHER_TREE) from error
         raise Unchecked(
@@ -202,16 +191,6 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
             f"({type(error).__name__}: {error}); pass params=... if it holds trees of "
             "masks or labels, or check the optimizer inside of it (lookahead, SAM)"
         ) from error
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Whether this package raised an error, whose message says what to do."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    package = __name__.rpartition(".check.")[0]
-    raised_in = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
-    return isinstance(error, ValueError) and raised_in.startswith(f"{package}.")
 
 
 def _summary(sentences: Iterator[str], most: int = 3) -> tuple[str, ...]:
@@ -270,11 +249,12 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
       >>> optim.chain(scaling, optax.scale_by_lion(), rate).init(mlp(16))
       Traceback (most recent call last):
       ...
-      ValueError: the scaling of 'in' has no effect on its update: put \
-scale_by_parametrization after the transform that makes the update, and clipping \
-before both
-      the scaling of 'out' has no effect on its update: put scale_by_parametrization \
-after the transform that makes the update, and clipping before both
+      ValueError: the scaling of 'in' has no effect on its update, or only part of \
+it: put clipping first, then the transform that makes the update, then \
+scale_by_parametrization
+      the scaling of 'out' has no effect on its update, or only part of it: put \
+clipping first, then the transform that makes the update, then \
+scale_by_parametrization
     """
     if not transforms:
         raise ValueError("optim.chain needs at least one transform")
@@ -323,13 +303,11 @@ def _check_running(tx: Any, params: Any) -> None:
     if not leaves or not all(hasattr(x, "shape") for x in leaves):
         return  # a placeholder of optax.tree.map_params
     try:
-        scaling, twice = acting(tx, params)
+        scaling = acting(tx, params)
     except TypeError:
         return  # `update` needs an extra argument that is not known here
     if scaling is None:
         raise ValueError(_UNSCALED)
-    if twice:
-        raise ValueError(f"the updates of {twice!r} are scaled twice: {ONE_SCALING}")
     try:
         inspection = inspect_chain(tx, scaling.scales, params=params)
     except Unchecked as error:

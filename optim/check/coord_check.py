@@ -282,7 +282,7 @@ class _Run:
                 "no layer was found: loss uses no parameter outside of while_loop and "
                 "cond; return the model's outputs from loss"
             )
-        found = acting(tx, params)[0]
+        found = acting(tx, params)
         if found is not None:
             scales, point = found.scales.items(), resolve(found.scales)
             self.carried = {path: carried(s, point) for path, s in scales}

@@ -1,4 +1,9 @@
-"""Judge an optimizer by its updates on known gradients."""
+"""Judge an optimizer by its updates on known gradients.
+
+At the target, the part of an update that comes from the gradient must be Δ/θ times the
+base's, whatever the size of the gradient; the part that comes from weight decay must
+follow the weight alone. What an update does not have tells which mistake was made.
+"""
 
 import dataclasses
 import math
@@ -13,56 +18,38 @@ from ..scales.table import Scales, stacked_vectors
 from .probing import Condition, Probe, Run, rms
 
 # Sizes of the base's gradients. Adam's eps does not matter at the first, clipping
-# does not matter at the second.
-_LARGE, _SMALL = 1e3, 1e-3
-# A gradient far below any eps.
-_TINY = 1e-12
-# Weights beside which no decay is seen.
+# does not matter at the second, and any eps is larger than the third.
+_LARGE, _SMALL, _TINY = 1e3, 1e-3, 1e-12
+# Weights beside which a decay inside a trust ratio vanishes.
 _LIGHT = 1e-4
-# Factors of updates beyond which every clipping acts, and none.
-_LOUD, _QUIET = 2.0**20, 2.0**-20
 # Sizes of gradients after one that is clipped.
 _THEN = (1.0, 0.03, 1e-3)
+# A factor of updates beyond which every clipping acts.
+_LOUD = 2.0**20
 # Mistakes change an update by a ratio of widths or depths, which is far from one.
 _TOLERANCE = 0.05
 
-_AT_BASE = (
+_CONDITIONS = (
     Condition(_LARGE),
     Condition(0.0),
     Condition(2 * _LARGE),
     Condition(_SMALL),
     Condition(2 * _SMALL),
+    Condition(_SMALL, odd=2.0),
     Condition(0.0, 0.0),
     Condition(0.0, 2.0),
     Condition(_LARGE, 2.0),
+    Condition(_LARGE, _LIGHT),
     Condition(_TINY, 0.0),
     Condition(2 * _TINY, 0.0),
-    # Inside a trust ratio, the decay of small weights vanishes.
-    Condition(_LARGE, _LIGHT),
-    Condition(0.0, _LIGHT),
-    Condition(_SMALL, odd=2.0),
     *(Condition(_LARGE, then=size) for size in _THEN),
-    *(Condition(_LARGE, then=size, odd=2.0) for size in _THEN),
 )
-_CONDITIONS = {
-    Mode.BASE: _AT_BASE,
-    Mode.TARGET: (
-        *_AT_BASE,
-        Condition(0.0, loud=_LOUD),
-        Condition(_LARGE, loud=_LOUD),
-        # Light, so that no decay hides the gradient's part.
-        Condition(_LARGE, _LIGHT, loud=_QUIET),
-    ),
+_ENLARGED = {
+    (Kind.SCALING, _LARGE): Condition(_LARGE, loud=_LOUD),
+    (Kind.SCALING, 0.0): Condition(0.0, loud=_LOUD),
+    (Kind.GROUPS, _LARGE): Condition(_LARGE, grouped=_LOUD),
+    (Kind.GROUPS, 0.0): Condition(0.0, grouped=_LOUD),
 }
-
-ONE_SCALING = (
-    "drop scale_by_parametrization, or use optax's own scale_by_... transforms in "
-    "place of an optimizer of mupax.optim"
-)
-_ONE_NORMALIZING = (
-    "use one normalize_gradients, and none before an optimizer of mupax.optim, which "
-    "has its own"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,32 +99,24 @@ def judge(
         one, so its learning rate is the ratio that updates must have.
       scales: of the model.
     """
-    runs = {}
-    for which, conditions in _CONDITIONS.items():
-        runs[which], acted = probe.run(which, conditions)
-    paths = list(runs[Mode.BASE][Condition(_LARGE)].first)
-    rows = {}
-    for path in paths:
-        kinds = {kind: acted.of(kind, path) for kind in Kind}
-        rows[path] = _Parameter(path, runs, kinds, probe, rules[path], scales)
-    clipped = _clipped_as_one(list(rows.values()))
-    coupled = any(rows[path].coupled() for path in paths[::2])
-    descends = any(row.ascent < 0 for row in rows.values())
-    spared = any(not row.decays for row in rows.values())
-    for i, row in enumerate(rows.values()):
-        row.clipped, row.coupled_to_others = clipped, coupled
-        row.descends, row.spared, row.even = descends, spared, i % 2 == 0
-    return {path: row.checked() for path, row in rows.items()}
+    # With gradients of the base's global norm, clipping by it multiplies both alike.
+    norm = probe.norm(Mode.BASE) / probe.norm(Mode.TARGET)
+    alike = [Condition(_LARGE * norm, then=size * norm) for size in _THEN]
+    base, _ = probe.run(Mode.BASE, _CONDITIONS)
+    more = [*alike, *_ENLARGED.values()]
+    target, acted = probe.run(Mode.TARGET, [*_CONDITIONS, *more])
+    runs = {Mode.BASE: base, Mode.TARGET: target}
+    rows = []
+    for path in base[Condition(_LARGE)].first:
+        acts = {kind: acted.of(kind, path) for kind in Kind}
+        rows.append(_Parameter(path, runs, acts, probe, rules[path], scales, alike))
+    descends = any(row.ascent < 0 for row in rows)
+    spared = any(not row.decays for row in rows)
+    return {row.path: row.checked(descends, spared) for row in rows}
 
 
 class _Parameter:
     """The updates of one parameter, and the judgements drawn from them."""
-
-    clipped = 1.0  # the common factor of clipping by the global norm at the target
-    coupled_to_others = False  # whether updates depend on the gradients of others
-    descends = False  # whether any update lowers the loss
-    spared = False  # whether any parameter does not decay
-    even = True  # whether every second parameter has another gradient
 
     def __init__(
         self,
@@ -147,19 +126,21 @@ class _Parameter:
         probe: Probe,
         rule: Multipliers,
         scales: Scales,
+        alike: list[Condition],
     ):
         self.path, self.runs, self.acted, self.scales = path, runs, acted, scales
-        self.rule, self.rate = rule, rule.learning_rate
+        self.rule, self.rate, self.alike = rule, rule.learning_rate, alike
         self.slope, self.weight = probe.slope(path), probe.weight(path)
         self.heavier = probe.leaves[path].weight
         one, two = (rms(self.update(Mode.BASE, _LARGE, w)) for w in (1.0, 2.0))
         self.relative = _near(two, 2 * one)
-        decay, double = (self.update(Mode.BASE, 0.0, w) for w in (1.0, 2.0))
-        self.proportional = np.allclose(double, 2 * decay, rtol=1e-3)
+        self.noise = self.update(Mode.BASE, 0.0, 0.0)
+        self.decay, double = (self.update(Mode.BASE, 0.0, w) for w in (1.0, 2.0))
+        self.proportional = np.allclose(double, 2 * self.decay, rtol=1e-3)
         # Without a gradient, a trust ratio scales the decay to the whole update's size.
-        trusted = self.relative and _near(rms(decay), one)
+        trusted = self.relative and _near(rms(self.decay), one)
         # Whether a decay proportional to the weight is added to the update.
-        self.decays = bool(np.any(decay)) and self.proportional and not trusted
+        self.decays = bool(np.any(self.decay)) and self.proportional and not trusted
         update = self.part(Mode.BASE, _LARGE)
         finite = np.all(np.isfinite(update))
         # By how much the update raises the loss.
@@ -174,7 +155,7 @@ class _Parameter:
     def part(self, which: Mode, gradient: float, weight: float = 1.0) -> np.ndarray:
         """The part of an update that comes from the gradient, not from weight decay."""
         update = self.update(which, gradient, weight)
-        return update - self.update(which, 0.0, weight) if self.decays else update
+        return update - weight * self.update(which, 0.0) if self.decays else update
 
     def size(self, which: Mode, gradient: float, weight: float = 1.0) -> float:
         return rms(self.part(which, gradient, weight))
@@ -191,8 +172,19 @@ class _Parameter:
         """Whether the base's updates do not depend on the size of large gradients."""
         return abs(self.degree(_LARGE)) < 0.03
 
+    def alone(self) -> bool:
+        """Whether updates do not depend on small gradients of other parameters."""
+        # Every second parameter has a gradient that is twice as large.
+        mixed = self.runs[Mode.BASE][Condition(_SMALL, odd=2.0)].first[self.path]
+        return any(
+            np.allclose(self.update(Mode.BASE, size), mixed, rtol=1e-3, atol=0)
+            for size in (_SMALL, 2 * _SMALL)
+        )
+
     def factor(self) -> float | None:
         """Target's update over the base's; None if no regime allows measuring it."""
+        if not self.alone():
+            return None
         seen = []
         light = [(_LARGE, _LIGHT)] if self.relative else []
         for gradient, weight in ((_LARGE, 1.0), (_SMALL, 1.0), *light):
@@ -203,41 +195,50 @@ class _Parameter:
             if gradient == _SMALL and powers == [1]:
                 # Updates are proportional to gradients of usual size: this one counts.
                 return target / base
-            seen.append(target / base / (self.clipped if gradient == _LARGE else 1.0))
+            seen.append(target / base)
         good = [f for f in seen if _near(f, self.rate)]
         return next(iter(good or seen), None)
 
-    def coupled(self) -> bool:
-        """Whether the update after a large gradient depends on others' gradients."""
-        base = self.runs[Mode.BASE]
-        one, two = (
-            [base[Condition(_LARGE, then=t, odd=odd)].second[self.path] for t in _THEN]
-            for odd in (1.0, 2.0)
-        )
-        return not np.allclose(one, two, rtol=1e-3, atol=0)
+    def enlarged(self, kind: Kind, gradient: float) -> np.ndarray:
+        """The target's update with larger factors of one kind."""
+        condition = _ENLARGED[kind, gradient]
+        return self.runs[Mode.TARGET][condition].first[self.path]
+
+    def gain(self, kind: Kind) -> float:
+        """Power of the factors of a kind with which the update grows; 1 if unknown."""
+        usual = rms(self.update(Mode.TARGET, _LARGE) - self.update(Mode.TARGET, 0.0))
+        large = rms(self.enlarged(kind, _LARGE) - self.enlarged(kind, 0.0))
+        if not (self.acted[kind] and usual > 0 and large > 0):
+            return 1.0
+        return math.log(large / usual, _LOUD)
 
     # --- judgements ---
 
-    def checked(self) -> Checked:
-        if self.descends and self.passes_through():
+    def checked(self, descends: bool, spared: bool) -> Checked:
+        """The result.
+
+        Args:
+          descends: whether the update of any parameter lowers the loss.
+          spared: whether any parameter does not decay.
+        """
+        both = [self.update(which, _LARGE) for which in Mode]
+        if descends and self.passes_through():
             return Checked(
                 problem=f"the update of {self.path!r} is its gradient, which raises "
                 "the loss: optax.masked passes gradients through where its mask is "
                 'False. To freeze parameters, use optax.partition({"train": tx, '
                 '"freeze": optax.set_to_zero()}, labels)'
             )
-        both = [self.update(which, _LARGE) for which in Mode]
         if not any(map(np.any, both)):
             return Checked()  # frozen
         if not all(np.all(np.isfinite(update)) for update in both):
             return Checked(hint="the update is not finite, and cannot be checked")
         factor = self.factor()
         problem = next(filter(None, self.problems(factor)), "")
-        hint = "" if problem else next(filter(None, self.hints()), "")
+        hint = "" if problem else next(filter(None, self.hints(spared)), "")
         return Checked(factor, self.rate, problem, hint)
 
     def problems(self, factor: float | None) -> Iterator[str]:
-        yield self.twice()
         yield self.growing()
         yield self.decay_alone()
         yield self.scaled_decay()
@@ -255,37 +256,44 @@ class _Parameter:
                 "this chain in an optax.chain"
             )
 
-    def hints(self) -> Iterator[str]:
+    def hints(self, spared: bool) -> Iterator[str]:
+        if not self.alone() or self.degree(_LARGE) < -0.5:
+            yield (
+                f"the update of {self.path!r} depends on the gradients of other "
+                "parameters even where these are small, or shrinks as its gradient "
+                "grows, as if a step size were found from them; no rule is known for "
+                "it: tune it again at the target"
+            )
         yield self.normalization()[0]
-        stacked = self.path in stacked_vectors(self.scales)
-        if stacked and self.decays and self.spared:
+        if self.path in stacked_vectors(self.scales) and self.decays and spared:
             yield (
                 f"the weight decay of {self.path!r}, of shape "
                 f"{self.scales[self.path].shape}, acts on a bias or norm scale in each "
                 "layer of a stack, as the mask x.ndim >= 2 does; choose kernels by "
                 "their names, or use optim.adamw with mask='matrices'"
             )
-        if np.any(self.update(Mode.BASE, 0.0, 0.0)):
+        if np.any(self.noise):
             yield (
                 f"{self.path!r} is updated without a gradient and a weight, as by "
                 "noise, whose size does not follow the gradients; no rule is known for "
                 "it over width and depth: tune it again at the target, or leave it out"
             )
-        yield self.clipping()
-        if self.has_degree(1, _SMALL) and abs(self.degree(_LARGE) - 1) > 0.03:
-            yield self.threshold()
-        small = self.update(Mode.BASE, _SMALL)
-        other = self.runs[Mode.BASE][Condition(_SMALL, odd=2.0)].first[self.path]
-        if self.even and not np.allclose(small, other, rtol=1e-3, atol=0):
+        if self.is_clipped_alone():
             yield (
-                f"the update of {self.path!r} depends on the gradients of other "
-                "parameters, even where these are small, as if a step size were found "
-                "from all of them; no rule is known for it: tune it again at the target"
+                f"the gradient of {self.path!r}, whose size changes with width and "
+                "depth, is clipped by a fixed number or by its weight, or by the "
+                "global norm after it was normalized: put optax.clip_by_global_norm "
+                "first, or optax.clip between optim.normalize_gradients and Optax's "
+                "own scale_by_... transform"
             )
-        if self.degree(_LARGE) < -0.5:
+        bounded = self.has_degree(1, _SMALL) and abs(self.degree(_LARGE) - 1) > 0.03
+        if bounded and not self.acted[Kind.NORMALIZING]:
             yield (
-                f"the update of {self.path!r} shrinks as the gradient grows: the "
-                "optimizer sets its own step size, for which no rule is known"
+                f"the update of {self.path!r} is proportional to small gradients and "
+                "not to large ones: they are compared with a fixed number, e.g. by "
+                "clipping, but their size changes with width and depth; tune the "
+                "threshold again at the target, leave it out, or use Adam, whose "
+                "updates do not depend on the gradients' size"
             )
 
     def passes_through(self) -> bool:
@@ -296,27 +304,12 @@ class _Parameter:
             for size in (_SMALL, _LARGE)
         )
 
-    def twice(self) -> str:
-        if len(self.acted[Kind.SCALING]) > 1:
-            return f"the updates of {self.path!r} are scaled twice: {ONE_SCALING}"
-        if len(self.acted[Kind.NORMALIZING]) > 1:
-            return (
-                f"the gradients of {self.path!r} are normalized twice: "
-                f"{_ONE_NORMALIZING}"
-            )
-        return ""
-
     def growing(self) -> str:
         """Decay that adds to the weights, although the gradient's part descends."""
         # Noise needs neither a gradient nor a weight.
-        noise = self.update(Mode.BASE, 0.0, 0.0)
-        decay = self.update(Mode.BASE, 0.0) - noise
-        # Beside light weights, the decay does not hide the gradient's part.
-        update = self.update(Mode.BASE, _LARGE, _LIGHT)
-        update = update - self.update(Mode.BASE, 0.0, _LIGHT)
-        descends = float(np.vdot(update, self.slope)) < 0
+        decay = self.decay - self.noise
         grows = float(np.vdot(decay, self.weight)) > 0
-        if not (descends and grows and np.all(np.isfinite(decay))):
+        if not (self.ascent < 0 and grows and np.all(np.isfinite(decay))):
             return ""
         return (
             f"the weight decay of {self.path!r} makes the weights grow: make it "
@@ -327,10 +320,8 @@ class _Parameter:
 
     def decay_alone(self) -> str:
         """A frozen parameter that decays."""
-        for which in Mode:
-            updates = self.update(which, _LARGE), self.update(which, 0.0)
-            if not np.array_equal(*updates):
-                return ""
+        if any(np.any(self.update(m, _LARGE) != self.update(m, 0.0)) for m in Mode):
+            return ""
         return (
             f"the update of {self.path!r} is its weight decay alone: if it is frozen, "
             "freeze it after the decay, or by optax.partition with optax.set_to_zero()"
@@ -339,63 +330,51 @@ class _Parameter:
     def scaled_decay(self) -> str:
         if not self.decays or self.relative:
             return ""
-        base, target = (rms(self.update(which, 0.0)) for which in Mode)
-        loud = self.runs[Mode.TARGET][Condition(0.0, loud=_LOUD)].first[self.path]
-        factor = target / base / self.heavier
-        if _near(factor, 1) and _near(rms(loud), target):
-            return ""
-        if self.acted[Kind.GROUPS] and _near(factor, 1):
+        target = rms(self.update(Mode.TARGET, 0.0))
+        factor = target / rms(self.decay) / self.heavier
+        scaled, grouped = (
+            not _near(rms(self.enlarged(kind, 0.0)), target)
+            for kind in (Kind.SCALING, Kind.GROUPS)
+        )
+        if scaled or not _near(factor, 1):
+            return (
+                f"the weight decay of {self.path!r} is multiplied by {factor:.4g} and "
+                "must not be scaled: put add_decayed_weights after "
+                "scale_by_parametrization and before the learning rate, in place of an "
+                "Optax optimizer that decays by itself; before optim.sgd, use "
+                "optim.build_optimizer(..., weight_decay=...)"
+            )
+        if grouped:
             return (
                 "factors of scale_by_path also scale the weight decay of "
                 f"{self.path!r}: put scale_by_path before add_decayed_weights; beside "
                 "an optimizer of mupax.optim, give that the scales of optim.for_modules"
             )
-        return (
-            f"the weight decay of {self.path!r} is multiplied by {factor:.4g} and must "
-            "not be scaled: put add_decayed_weights after scale_by_parametrization and "
-            "before the learning rate, in place of an Optax optimizer that decays by "
-            "itself; before optim.sgd, use optim.build_optimizer(..., weight_decay=...)"
-        )
+        return ""
 
     def response(self) -> str:
         """Whether the update follows the factors by which it is multiplied."""
-        gains = []
-        for weight, loud in ((1.0, _LOUD), (_LIGHT, _QUIET)):
-            usual = self.size(Mode.TARGET, _LARGE, weight)
-            other = Condition(_LARGE, weight, loud=loud)
-            update = self.runs[Mode.TARGET][other].first[self.path]
-            if self.decays:
-                update = update - self.update(Mode.TARGET, 0.0, weight)
-            if not (usual > 0 and np.any(update)):
-                return ""
-            gains.append(math.log(rms(update) / usual, loud))
-        scalings, groups = (len(self.acted[k]) for k in (Kind.SCALING, Kind.GROUPS))
-
-        def follows(times: int) -> bool:
-            return all(abs(gain - times) < 0.003 for gain in gains)
-
-        if follows(scalings + groups):
-            return ""
-        if follows(scalings + groups + 1):
-            return f"the updates of {self.path!r} are scaled twice: {ONE_SCALING}"
-        if follows(scalings):
+        gain = self.gain(Kind.SCALING)
+        if abs(gain - 2) < 0.003:
+            return (
+                f"the updates of {self.path!r} are scaled twice: drop "
+                "scale_by_parametrization, or use optax's own scale_by_... transforms "
+                "in place of an optimizer of mupax.optim"
+            )
+        if abs(gain - 1) > 0.003:
+            return (
+                f"the scaling of {self.path!r} has no effect on its update, or only "
+                "part of it: put clipping first, then the transform that makes the "
+                "update, then scale_by_parametrization"
+            )
+        if abs(self.gain(Kind.GROUPS) - 1) > 0.003:
             return (
                 "factors of scale_by_path have no effect on the update of "
                 f"{self.path!r}: put it after scale_by_parametrization, and before "
                 "weight decay; beside an optimizer of mupax.optim, give that the "
                 "scales of optim.for_modules"
             )
-        if follows(0):
-            return (
-                f"the scaling of {self.path!r} has no effect on its update: put "
-                "scale_by_parametrization after the transform that makes the update, "
-                "and clipping before both"
-            )
-        return (
-            f"the update of {self.path!r} does not follow its scaling: a transform "
-            "after it clips or normalizes; put clipping first, before the transform "
-            "that makes the update"
-        )
+        return ""
 
     def wrong_size(self, factor: float | None) -> str:
         if factor is None or _near(factor, self.rate):
@@ -448,22 +427,20 @@ class _Parameter:
                 "normalize_gradients changes its size: drop it with SGD, and put it "
                 "before the transform that makes the update with other optimizers"
             )
+        needed = f"the scaling multiplies it by {applied:.4g} and it needs {wanted:.4g}"
         if fits:
             return (
-                f"the scaling multiplies it by {applied:.4g} and its optimizer needs "
-                f"{wanted:.4g}: pass family={fits[0]!r}; where an optax.partition has "
+                f"{needed}: pass family={fits[0]!r}; where an optax.partition has "
                 "several optimizers, put a scaling into each branch"
             )
         return (
-            f"the scaling multiplies it by {applied:.4g} and it needs {wanted:.4g}: "
-            "this optimizer is in none of the families (sgd, adam, spectral, "
-            "relative), or a transform after the scaling changes its updates"
+            f"{needed}: this optimizer is in none of the families (sgd, adam, "
+            "spectral, relative), or a transform after the scaling changes its updates"
         )
 
     def coupled_decay(self) -> str:
         """Weight decay whose effect does not follow the weight: L2 through Adam."""
-        decay, none = (self.update(Mode.BASE, 0.0, weight) for weight in (1.0, 0.0))
-        if not np.any(decay) or np.any(none) or self.proportional:
+        if not np.any(self.decay) or np.any(self.noise) or self.proportional:
             return ""
         return (
             f"the weight decay of {self.path!r} passes through the optimizer (L2), for "
@@ -474,7 +451,8 @@ class _Parameter:
     def normalization(self) -> tuple[str, str]:
         """(hint, problem) if eps is not compared with a gradient of the base's size."""
         gradient = self.rule.gradient
-        if _near(gradient, 1) or self.relative or not self.independent():
+        adaptive = self.alone() and self.independent() and not self.relative
+        if _near(gradient, 1) or not adaptive:
             return "", ""
         sizes = []
         for which in Mode:
@@ -492,63 +470,46 @@ class _Parameter:
                 "transform that has eps",
                 "",
             )
-        remedy = "give normalize_gradients and the scaling the same scales"
         if _near(got, 1 / gradient):
-            remedy = _ONE_NORMALIZING
+            return "", (
+                f"the gradients of {self.path!r} are normalized twice: use one "
+                "normalize_gradients, and none before an optimizer of mupax.optim, "
+                "which has its own"
+            )
         return "", (
             f"the gradient of {self.path!r} is multiplied by {got / gradient:.4g} "
             "before eps is added; it should be multiplied by "
-            f"{1 / gradient:.4g}: {remedy}"
+            f"{1 / gradient:.4g}: give normalize_gradients and the scaling the same "
+            "scales"
         )
 
-    def clipping(self) -> str:
-        """Clipping of one parameter's gradient before it has the base's size."""
-        if self.coupled_to_others or not self.has_degree(0, _SMALL):
-            return ""
-        for size in _THEN:
-            base, target = (
-                self.runs[which][Condition(_LARGE, then=size)].second[self.path]
+    def is_clipped_alone(self) -> bool:
+        """Whether a large gradient is clipped before it has the base's size.
+
+        Adam's next update shows it. It is right if the target's follows the base's for
+        gradients of the same normalized size, or of the same global norm.
+        """
+        if _near(self.rule.gradient, 1) or not self.has_degree(0, _SMALL):
+            return False
+        base, *targets = (
+            [
+                self.runs[which][condition].second[self.path]
                 - self.runs[which][Condition(0.0)].second[self.path] * self.decays
-                for which in Mode
+                for condition in conditions
+            ]
+            for which, conditions in (
+                (Mode.BASE, [Condition(_LARGE, then=size) for size in _THEN]),
+                (Mode.TARGET, [Condition(_LARGE, then=size) for size in _THEN]),
+                (Mode.TARGET, self.alike),
             )
-            if np.any(base) and not _near(rms(target) / rms(base), self.rate):
-                return (
-                    f"the gradient of {self.path!r}, whose size changes with width and "
-                    "depth, is clipped by a fixed number or by its weight: use "
-                    "optax.clip_by_global_norm, or put optax.clip between "
-                    "optim.normalize_gradients and Optax's own scale_by_... transform"
-                )
-        return ""
-
-    def threshold(self) -> str:
-        """Clipping of gradients to which updates are proportional."""
-        if self.acted[Kind.NORMALIZING]:
-            return ""
-        return (
-            f"the update of {self.path!r} is proportional to small gradients and not "
-            "to large ones: they are compared with a fixed number, e.g. by clipping, "
-            "but their size changes with width and depth; tune the threshold again at "
-            "the target, leave it out, or use Adam, whose updates do not depend on the "
-            "gradients' size"
         )
-
-
-def _clipped_as_one(rows: list[_Parameter]) -> float:
-    """Common factor of clipping by the global norm at the target; 1 without it.
-
-    Such clipping multiplies all gradients by one factor.
-    """
-    moved = [row for row in rows if row.size(Mode.BASE, _LARGE)]
-    ratios = [(row.part(Mode.BASE, _LARGE) / row.slope).ravel() for row in moved]
-    if len(moved) < 2 or not all(row.independent() for row in moved):
-        return 1.0
-    if not np.allclose(ratios[0][0], np.concatenate(ratios), rtol=1e-3, atol=0):
-        return 1.0
-    factors = [
-        row.size(Mode.TARGET, _LARGE) / row.size(Mode.BASE, _LARGE) / row.rate
-        for row in moved
-    ]
-    return float(np.median(factors))
+        return not any(
+            all(
+                not np.any(b) or _near(rms(t) / rms(b), self.rate)
+                for b, t in zip(base, target, strict=True)
+            )
+            for target in targets
+        )
 
 
 def _near(one: float, other: float) -> bool:

@@ -29,11 +29,8 @@ _SMALL = 8
 _STEPS = 32
 
 
-def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
-    """Find a scaling inside of `tx`, and a path that two scalings act on, or "".
-
-    `tx` is only traced, not compiled or run.
-    """
+def acting(tx: Any, params: Any) -> Acting | None:
+    """Find a scaling inside of `tx`, which is only traced, not compiled or run."""
     recorder = Recorder(Mode.TARGET)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
 
@@ -42,9 +39,8 @@ def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
 
     with running(recorder):
         jax.eval_shape(step, shapes)
-    found = {p: a for (k, p), a in recorder.acted.items() if k is Kind.SCALING}
-    first = next((next(iter(acted)) for acted in found.values()), None)
-    return first, next((p for p, acted in found.items() if len(acted) > 1), "")
+    found = (a for (k, _), a in recorder.acted.items() if k is Kind.SCALING)
+    return next((next(iter(acted)) for acted in found), None)
 
 
 def _extra(tx: Any, grads: Any) -> dict[str, Any]:
@@ -110,8 +106,25 @@ _GRADIENT = (1.0, -0.5, 0.75, -1.25)
 _WEIGHT = (-0.8, 0.6, 1.2, 0.9, -1.1)
 
 
-class TracedError(TypeError):
-    """Raised if a hyperparameter is a traced value of an outer jit or vmap."""
+class Unchecked(ValueError):
+    """Raised if a check is not possible.
+
+    Attributes:
+      traced: whether the reason is a traced value, e.g. inside of jit.
+    """
+
+    def __init__(self, message: str, *, traced: bool = False):
+        super().__init__(message)
+        self.traced = traced
+
+
+def traced() -> Unchecked:
+    """The error for a hyperparameter that is a traced value."""
+    return Unchecked(
+        "a hyperparameter of tx is a traced value; check the optimizer outside of jit "
+        "and vmap, with numbers",
+        traced=True,
+    )
 
 
 class Condition(NamedTuple):
@@ -122,7 +135,8 @@ class Condition(NamedTuple):
       weight: size of the base's weights.
       then: size of the base's gradients in the step after the first update.
       odd: factor of the first gradients of every second parameter.
-      loud: factor of all factors by which this package multiplies updates.
+      loud: factor of the factors by which scalings multiply updates.
+      grouped: factor of the factors of groups.
     """
 
     gradient: float
@@ -130,6 +144,7 @@ class Condition(NamedTuple):
     then: float = 0.0
     odd: float = 1.0
     loud: float = 1.0
+    grouped: float = 1.0
 
 
 class Run(NamedTuple):
@@ -161,6 +176,12 @@ class Probe:
         """The base's weight, of size one."""
         return self._filled(path, True, _WEIGHT)
 
+    def norm(self, which: Mode) -> float:
+        """The global norm of gradients of size one."""
+        at_base = which is Mode.BASE
+        slopes = (self._filled(path, at_base, _GRADIENT) for path in self.leaves)
+        return math.sqrt(sum(float(np.vdot(x, x)) for x in slopes))
+
     def run(
         self, which: Mode, conditions: Sequence[Condition]
     ) -> tuple[dict[Condition, Run], Recorder]:
@@ -171,7 +192,7 @@ class Probe:
         gradients alone: the first update is that in which they differ.
 
         Raises:
-          TracedError, jax.errors.JAXTypeError: a hyperparameter of `tx` is traced.
+          Unchecked, jax.errors.JAXTypeError: a hyperparameter of `tx` is traced.
         """
         at_base, recorder = which is Mode.BASE, Recorder(which)
         paths = [path for path, _ in flatten(self.params)]
@@ -189,7 +210,7 @@ class Probe:
             return self.tx.init(params)
 
         def update(c: Condition, state: Any, moved: jax.Array) -> Any:
-            recorder.loudness = c.loud
+            recorder.loudness = {Kind.SCALING: c.loud, Kind.GROUPS: c.grouped}
             params = jax.tree.map(lambda x: x * c.weight, weights)
 
             def gradient(path: str, slope: Any) -> jax.Array:
@@ -223,7 +244,7 @@ class Probe:
             first, second = compiled(table)
         except TypeError as error:
             # Traced values of an outer jit have become inputs.
-            raise TracedError from error
+            raise traced() from error
         arrays = [
             {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
             for updates in (first, second)

@@ -47,18 +47,14 @@ class Acting:
     scales: Any
     factors: Mapping[str, Any]
 
-    @property
-    def point(self) -> Any:
-        """The parametrization."""
-        return self.scales.parametrization
-
     def factor(self, path: str) -> Any:
         """The factor of one parameter in the mode of the running probe."""
         factor = self.factors.get(path, 1.0)
         if mode() is Mode.BASE and self.kind not in (Kind.GROUPS, Kind.SHARED):
             return 1.0
         if mode() is Mode.TARGET and self.kind in (Kind.SCALING, Kind.GROUPS):
-            return factor * running.value.loudness if path in self.factors else factor
+            loud = running.value.loudness.get(self.kind, 1.0)
+            return factor * loud if path in self.factors else factor
         return factor
 
     def record(self, tree: Any) -> None:
@@ -100,13 +96,13 @@ class Recorder:
       which: the factors that act.
 
     Attributes:
-      loudness: a factor of all factors of updates, at the target.
+      loudness: by kind, a factor of its factors of updates, at the target.
       places: where the segments of a parameter are, in the shapes of the probe.
     """
 
     def __init__(self, which: Mode):
         self.which = which
-        self.loudness: Any = 1.0
+        self.loudness: Mapping[Kind, Any] = {}
         self.places: dict[str, Sequence[Place]] = {}
         # Sets, because a loop may trace its body more than once.
         self.acted: dict[tuple[Kind, str], set[Acting]] = {}
