@@ -287,16 +287,6 @@ def test_a_missing_parameter_says_how_to_freeze():
         )
 
 
-def test_a_learning_rate_of_none():
-    with refuses("learning_rate=None", "a number or a schedule"):
-        optim.adam(None, SCALES)
-
-
-def test_the_depth_ratio_is_one_number():
-    with pytest.raises(TypeError):
-        optim.parametrization("depth_mup").branch_multiplier(32, 4)
-
-
 def test_whole_equinox_modules_are_to_be_filtered():
     def make(n):
         return eqx.nn.MLP(5, 3, n, 1, key=jax.random.key(0))
@@ -332,6 +322,8 @@ def test_scales_that_are_none():
 def test_an_unknown_parametrization(use):
     with refuses("'depthmup'", "nearest is 'depth_mup'", "completep", "mean_field"):
         use("depthmup")
+    with refuses("the parametrization is ['mup']", "pass a name"):
+        use(["mup"])
 
 
 def test_an_unknown_family():
@@ -483,70 +475,11 @@ def test_an_axis_that_is_empty_in_the_base():
         infer(mlp(0), mlp(16))
 
 
-def test_options_of_a_parametrization_of_another_type():
-    with refuses("gauge=3", "'table8'", "{role: power}"):
-        optim.parametrization("mup", gauge=3)
-    with refuses("power of 'hidden' is None", "a number"):
-        optim.parametrization("mup", gauge={"hidden": None})
-    with refuses("richness='a' of 'mup' must be a number"):
-        optim.parametrization("mup", richness="a")
-    for ratio in ("a", None, (4, 8), float("inf"), 0):
-        with refuses(f"depth_ratio={ratio!r}", "pass depth / base depth"):
-            optim.parametrization("depth_mup").branch_multiplier(ratio)
-    with refuses("the parametrization is ['mup']", "pass a name"):
-        SCALES.for_parametrization(["mup"])
-
-
-def test_groups_of_another_type():
-    for groups in (3, [("head", {})]):
-        with refuses(f"modules={groups!r}", "mapping from patterns"):
-            optim.for_modules(SCALES, groups)
-    for factors in (3, None):
-        with refuses("the factors of 'head'", "optim.Module"):
-            optim.for_modules(SCALES, {"head": factors})
-    with refuses("factors=3", "mapping from patterns"):
-        optim.scale_by_path(3, SCALES)
-    with refuses("the factor of 'head' is 'a'", "pass a number"):
-        optim.scale_by_path({"head": "a"}, SCALES)
-
-
 def test_a_path_that_the_scales_lack():
     with pytest.raises(KeyError, match="no parameter 'zzz'; the scales hold 'embed'"):
         SCALES["zzz"]
     assert "zzz" not in SCALES
     assert SCALES.get("zzz") is None
-
-
-def test_initial_sizes_without_values():
-    with refuses("'embed' is only a shape", "jax.eval_shape"):
-        optim.rescale_init(mlp(32), SCALES)
-    with refuses("the base is a function", "needs arguments (n)", "lambda"):
-        optim.rescale_init(params(), SCALES, base=lambda n: params(n))
-
-
-def test_options_of_a_coordinate_check():
-    def logits(model, batch):
-        return batch @ model["w"] @ model["w"].T
-
-    def check(loss=logits, **options):
-        optim.coord_check(
-            lambda key, width: {"w": jax.random.normal(key, (3, width))},
-            optax.sgd(0.1),
-            loss,
-            jnp.ones((2, 3)),
-            widths=(4, 8),
-            seeds=2,
-            **options,
-        )
-
-    with refuses("layers='['", "not a regular expression"):
-        check(layers="[")
-    with refuses("steps=1.5", "whole number"):
-        check(steps=1.5)
-    for tolerance in (-1, float("nan"), "x"):
-        with refuses(f"tolerance={tolerance!r}", "e.g. 0.15"):
-            check(tolerance=tolerance)
-    check(loss=lambda model, batch: (logits(model, batch), 3))
 
 
 def test_muon_without_hidden_matrices():
@@ -571,13 +504,6 @@ def test_swapped_arguments(maker):
         maker("fast", SCALES)
     with refuses("scales is a str", "pass it as scales"):
         maker(1e-3, "mup")
-
-
-def test_factors_of_groups_that_no_update_can_have():
-    for factor in (float("nan"), float("inf"), -1.0):
-        with refuses(f"the factor of 'head' is {factor}", "finite, and not negative"):
-            optim.scale_by_path({"head": factor}, SCALES)
-    optim.for_modules(SCALES, {"head": {"learning_rate": np.float32(2)}})
 
 
 def test_scales_and_parameters_in_the_wrong_order():

@@ -739,6 +739,9 @@ def test_the_gradient_of_the_linear_loss_does_not_see_the_size_of_the_outputs():
         ({"widths": None, "depths": "8,16"}, "depths='8,16' must be whole numbers"),
         ({"widths": None, "depths": (0, 8)}, "at least two different positive sizes"),
         ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"steps": 1.5}, "whole number"),
+        *(({"tolerance": x}, "e.g. 0.15") for x in (-1, float("nan"), "x")),
+        ({"layers": "["}, "not a regular expression"),
         *(
             ({"seeds": seeds}, "must be a number of seeds, at least one, or")
             for seeds in ("3", 3.0, 0, (), (1.5,))

@@ -302,6 +302,14 @@ def test_an_equinox_module_keeps_what_is_no_array():
             "has only the shape",
         ),
         (lambda p, s, b: ({"w": jnp.ones(3)}, s, {}), "'w' has no scale"),
+        (
+            lambda p, s, b: (jax.eval_shape(lambda: p), s, {}),
+            r"is only a shape, .* jax\.eval_shape",
+        ),
+        (
+            lambda p, s, b: (p, s, {"base": lambda n: Bigram(n)}),
+            r"the base is a function .* needs arguments \(n\)",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(change, message):

@@ -88,7 +88,7 @@ def test_only_models_with_branches_have_a_branch_multiplier_to_transfer():
         model = {"name": name, "width": 8, "depth": 2}
         given = {"dataset": "digits", "learning_rate": 0.1, "model": model}
         record = transfer_record(parse(given), {"learning_rate": 0.1})
-        assert ("branch_multiplier" in record) is has
+        assert (record["branch_multiplier"] is not None) is has
 
 
 def test_initial_weights_are_scaled_once_and_after_rescale_init():
@@ -281,14 +281,31 @@ def test_an_own_chain_does_not_drop_groups():
         ({"^in": {"learning_rate": 0.0}}, "learning_rate=0.0 must be positive"),
         ({"^in": {"init_scale": True}}, "init_scale=True must be a number"),
         ({"(": {}}, "not a regular expression"),
+        (3, "modules=3 must be a mapping from patterns"),
+        ({"^in": 3}, "the factors of '\\^in' .* optim.Module"),
     ],
 )
 def test_a_mistake_is_one_sentence(modules, words):
     with pytest.raises(ValueError, match=words):
         optim.for_modules(SCALES, modules)
-    if all("lr" not in m and "init_scale" not in m and not m for m in modules.values()):
+    if not isinstance(modules, dict):
+        return
+    if not any(modules.values()):
         with pytest.raises(ValueError, match=words):
             optim.scale_by_path(dict.fromkeys(modules, 2.0), SCALES)
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        (3, "factors=3 must be a mapping from patterns"),
+        ({"^in": "a"}, "the factor of .* is 'a'; pass a number"),
+        *(({"^in": x}, "finite, and not neg") for x in (np.nan, np.inf, -1.0)),
+    ],
+)
+def test_a_factor_of_updates_that_is_wrong_is_named(factors, words):
+    with pytest.raises(ValueError, match=words):
+        optim.scale_by_path(factors, SCALES)
 
 
 # ----- Configs and sweeps.

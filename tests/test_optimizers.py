@@ -15,7 +15,7 @@ from flax import nnx
 from optax import contrib
 
 from mupax import optim, zoo
-from mupax.optim.scales.paths import flatten
+from mupax.optim.scales.paths import flatten, map_with_paths
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -270,27 +270,6 @@ def muon_updates(scales, params, **options):
     return jit(lambda p: tx.update(p, tx.init(p), p)[0])(params)
 
 
-def test_stacked_kernels_are_orthogonalized_layer_by_layer():
-    params = tree(32, 8)
-    together = muon_updates(SCALES, params)["blocks"]["kernel"]
-    for layer in range(8):
-        singular = jnp.linalg.svd(together[layer], compute_uv=False)
-        rate = (
-            optim.explain(scales_for("mup"), "muon").rows["blocks/kernel"].learning_rate
-        )
-        # Newton-Schulz brings singular values near one, each layer for itself.
-        assert 0.4 < float(singular.min() / rate) < float(singular.max() / rate) < 1.4
-
-
-def test_one_layers_update_does_not_depend_on_the_others():
-    params = tree(32, 8)
-    other = jax.tree.map(jnp.copy, params)
-    other["blocks"]["kernel"] = other["blocks"]["kernel"].at[1:].multiply(-3.0)
-    one = muon_updates(SCALES, params)["blocks"]["kernel"][0]
-    two = muon_updates(SCALES, other)["blocks"]["kernel"][0]
-    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
-
-
 def test_embeddings_and_readouts_are_not_orthogonalized():
     params = tree(32, 8)
     rows = optim.explain(scales_for("mup"), "muon").rows
@@ -309,13 +288,6 @@ def test_embeddings_and_readouts_are_not_orthogonalized():
     np.testing.assert_allclose(
         updates["head"]["kernel"], adam["head"]["kernel"] / 4, rtol=1e-4
     )
-
-
-def test_convolutions_are_matrices_of_their_window_times_inputs():
-    update = muon_updates(SCALES, tree(32, 8))["conv"]
-    rate = optim.explain(scales_for("mup"), "muon").rows["conv"].learning_rate
-    singular = jnp.linalg.svd(update.reshape(-1, 64), compute_uv=False)
-    assert 0.4 < float(singular.min() / rate) < float(singular.max() / rate) < 1.4
 
 
 @pytest.mark.parametrize("consistent_rms", [None, 0.2])
@@ -442,21 +414,37 @@ COPIED = optim.infer_scales(
 )
 
 
-@pytest.mark.parametrize("name", ["experts", "qkv"])
-def test_experts_and_fused_projections_are_orthogonalized_one_by_one(name):
+@pytest.mark.parametrize("path", ["blocks/kernel", "conv", "experts", "qkv"])
+def test_matrices_are_orthogonalized_one_by_one(path):
+    """Layers, experts and projections each; a convolution as (window x inputs, out)."""
+    scales = COPIED if path in COPIES else SCALES
     rng = np.random.default_rng(0)
     params = {
         k: jnp.asarray(rng.normal(size=t), jnp.float32) for k, (_, t) in COPIES.items()
     }
-    together = muon_updates(COPIED, params)[name]
-    row = optim.explain(COPIED, "muon").rows[name]
-    shape = math.sqrt(max(1, together.shape[2] / together.shape[1]))
+    params = params if path in COPIES else tree(32, 8)
+    scale, row = (
+        scales[path],
+        optim.explain(scales.for_parametrization("mup"), "muon").rows[path],
+    )
+    copies = [
+        a for a in range(len(scale.shape)) if a not in (*scale.in_axes, *scale.out_axes)
+    ]
+
+    def matrices(params):
+        update = dict(flatten(muon_updates(scales, params)))[path]
+        moved = update.transpose(*copies, *scale.in_axes, *scale.out_axes)
+        return moved.reshape(-1, scale.fan_in, scale.fan_out)
+
+    together = matrices(params)
+    shape = math.sqrt(max(1, scale.fan_out / scale.fan_in))
     for matrix in together:
         singular = jnp.linalg.svd(matrix, compute_uv=False) / row.learning_rate / shape
+        # Newton-Schulz brings singular values near one.
         assert 0.4 < float(singular.min()) < float(singular.max()) < 1.4
-    # Another copy's gradient does not matter.
-    other = {**params, name: params[name].at[1:].multiply(-3.0)}
-    alone = muon_updates(COPIED, other)[name]
+    # The gradients of the other copies do not matter.
+    change = lambda p, x: x.at[1:].multiply(-3.0) if p == path and copies else x  # noqa: E731
+    alone = matrices(map_with_paths(change, params))
     np.testing.assert_allclose(together[0], alone[0], rtol=1e-5, atol=1e-6)
 
 

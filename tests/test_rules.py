@@ -453,7 +453,6 @@ def test_shape_for_names_what_is_wrong(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("depthmup",), "nearest is 'depth_mup'"),
         (("meta_principled", {"s": 1.1}), "must lie in [0, 1]"),
         (("meta_principled", {"s": math.nan}), "must lie in [0, 1]"),
         (("completep", {"alpha": 0.4}), "must lie in [1/2, 1]"),
@@ -465,12 +464,24 @@ def test_shape_for_names_what_is_wrong(arguments, message):
         (("mup", {"richness": math.nan}), "must be finite"),
         (("mup", {"gauge": "table9"}), "nearest is 'table8'"),
         (("mup", {"gauge": {"hiden": 1}}), "nearest is 'hidden'"),
+        (("mup", {"gauge": 3}), "gauge=3 must be one of 'table3', 'table8'"),
+        (("mup", {"gauge": {"hidden": None}}), "power of 'hidden' is None; pass a num"),
+        (("mup", {"richness": "a"}), "richness='a' of 'mup' must be a number"),
     ],
 )
 def test_bad_parametrizations_are_named(arguments, message):
     name, *options = arguments
     with pytest.raises(ValueError, match=re.escape(message)):
         optim.parametrization(name, **(options[0] if options else {}))
+
+
+@pytest.mark.parametrize("ratio", ["a", None, (4, 8), math.inf, 0])
+def test_a_depth_ratio_is_one_positive_number(ratio):
+    point = optim.parametrization("depth_mup")
+    with pytest.raises(ValueError, match="pass depth / base depth"):
+        point.branch_multiplier(ratio)
+    with pytest.raises(TypeError):
+        point.branch_multiplier(32, 4)
 
 
 @pytest.mark.parametrize(
@@ -483,11 +494,6 @@ def test_bad_parametrizations_are_named(arguments, message):
 )
 def test_a_parametrization_is_printed_in_a_few_words(point, text):
     assert repr(point) == text
-
-
-def test_unknown_families_are_named():
-    with pytest.raises(ValueError, match="nearest is 'adamw'"):
-        optim.multipliers(scale_of("hidden"), optim.parametrization("mup"), "adamww")
 
 
 def test_every_parametrization_has_a_citation_and_works_for_every_family():

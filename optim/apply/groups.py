@@ -22,7 +22,7 @@ from ..scales.paths import map_float_leaves, map_with_paths
 from ..scales.patterns import Pattern
 from ..scales.probe import Acting, Kind
 from ..scales.table import Scales, check_scales
-from .initialized import scaled_by_path
+from .initial_sizes import scaled_by_path
 from .transforms import multiplied, multiply_leaves
 
 _ROLE = "role:"

@@ -15,8 +15,15 @@ from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale
 from ..scales.paths import float_leaves, map_float_leaves
 from ..scales.table import Scales
-from .initial_sizes import Size, deviation, freedoms, is_traced, sizes_of
-from .initialized import rescaled, scaled_by_path
+from .initial_sizes import (
+    Size,
+    deviation,
+    freedoms,
+    is_traced,
+    rescaled,
+    scaled_by_path,
+    sizes_of,
+)
 from .transforms import applied, forward_multipliers, resolve, times
 
 # Ratios of initial sizes count as equal if their logarithms differ by less than this.

@@ -177,10 +177,10 @@ class Probe:
         return self._filled(path, True, _WEIGHT)
 
     def norm(self, which: Mode) -> float:
-        """The global norm of gradients of size one."""
+        """The global norm of gradients of size one; 1 if all are empty."""
         at_base = which is Mode.BASE
         slopes = (self._filled(path, at_base, _GRADIENT) for path in self.leaves)
-        return math.sqrt(sum(float(np.vdot(x, x)) for x in slopes))
+        return math.sqrt(sum(float(np.vdot(x, x)) for x in slopes)) or 1.0
 
     def run(
         self, which: Mode, conditions: Sequence[Condition]
