@@ -195,7 +195,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         model, or another schedule, was tuned.
     """
     try:
-        record = io.read_sealed(path).get("transfer")
+        record: Any = io.read_sealed(path).get("transfer")
         check(record, _TYPES, "transfer")
         values = record["hyperparameters"]
         check(values.get("learning_rate"), float, "learning_rate")
