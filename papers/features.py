@@ -259,7 +259,7 @@ def _measurement(setting: Setting, task: ZooTask) -> Any:
         model.eval()
         images = dataset.normalize(batch)["image"]
         start = model.readin(flattened(images, model.input_shape))
-        _, later = scan_keeping(model.blocks, start, keep=range(depth))
+        later = scan_keeping(model.blocks, start, keep=range(depth))
         x = jnp.concatenate([start[None], later])
         return jnp.stack([jnp.sqrt(jnp.mean((x[k:] - x[:-k]) ** 2)) for k in gaps])
 

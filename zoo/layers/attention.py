@@ -663,23 +663,6 @@ class Transformer(Family):
         turns = self._of_every_block(angles)
         return scan(self.blocks, x, noise, turns, remat=self.options.remat, lean=True)
 
-    def run_blocks_keeping(
-        self,
-        x: Float[Array, "batch time n"],
-        keep: Sequence[int],
-        angles: Float[Array, "time half"] | None = None,
-    ) -> tuple[Float[Array, "batch time n"], Float[Array, "kept batch time n"]]:
-        """Apply all blocks without noise, and return the streams after some of them."""
-        return scan_keeping(
-            self.blocks,
-            x,
-            None,
-            self._of_every_block(angles),
-            keep=keep,
-            remat=self.options.remat,
-            lean=True,
-        )
-
     def _of_every_block(
         self, angles: Float[Array, "time half"] | None
     ) -> Float[Array, "layers time half"] | None:
@@ -696,7 +679,15 @@ class Transformer(Family):
     ) -> tuple[Float[Array, "batch time n"], ...]:
         """The streams after some blocks (-1 is the last), or after all for None."""
         numbers = numbers_of_blocks(blocks, self.depth)
-        _, kept = self.run_blocks_keeping(x, numbers, angles)
+        kept = scan_keeping(
+            self.blocks,
+            x,
+            None,
+            self._of_every_block(angles),
+            keep=numbers,
+            remat=self.options.remat,
+            lean=True,
+        )
         return tuple(applied(self.norm if norm else None, h) for h in kept)
 
     def decode_blocks(

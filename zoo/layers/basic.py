@@ -409,8 +409,8 @@ def scan_keeping(
     keep: Sequence[int],
     remat: bool = False,
     lean: bool = False,
-) -> tuple[Float[Array, "*batch n"], Float[Array, "kept *batch n"]]:
-    """As `scan`, but also return the residual stream after some of the blocks.
+) -> Float[Array, "kept *batch n"]:
+    """As `scan`, but return the residual stream after some of the blocks.
 
     Only these streams are stored, and the scan is not unrolled.
 
@@ -421,9 +421,6 @@ def scan_keeping(
       keep: distinct indices of blocks, at least 0.
       remat: as in `scan`.
       lean: as in `scan`.
-
-    Returns:
-      (the stream after the last block, the streams after the blocks in `keep`).
     """
     graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
     run = _pure(graph, remat, lean, scanned=True)
@@ -438,10 +435,10 @@ def scan_keeping(
         return (x, kept.at[place].set(x, mode="drop")), state
 
     start = x, jnp.zeros((len(keep), *x.shape), x.dtype)
-    (x, kept), state = jax.lax.scan(step, start, (places, (*variables, inputs)))
+    (_, kept), state = jax.lax.scan(step, start, (places, (*variables, inputs)))
     with writable_state():
         nnx.update(blocks, state)
-    return x, kept
+    return kept
 
 
 def numbers_of_blocks(blocks: Sequence[int] | None, count: int) -> tuple[int, ...]:

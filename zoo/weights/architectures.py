@@ -8,6 +8,8 @@ read from the repository's `config.json`, and only those of a `Record` are accep
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from mupax.optim.rules.parametrizations import closest
+
 from ..registry import Record, class_options, default_options, records
 from .configs import Config, whole
 
@@ -202,13 +204,11 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
 
 
 def _refusal(name: str, where: str) -> str:
+    close = closest(name, [known for record in records() for known in record.timm])
+    near = f"; the nearest is {close!r}" if close else ""
     return (
-        f"{where} holds a {name!r}; this zoo has no such model. It supports "
-        "resnet, wide_resnet, resnext, seresnet, resnetblur, resnetaa, resnetrs, "
-        "regnetx, regnety, convnext, convnextv2, efficientnet, efficientnet_lite, "
-        "efficientnetv2, mobilenetv2, mobilenetv3, "
-        "vit_{tiny,small,base,large,huge}_patch* of 224 or 384 pixels, deit, deit3, "
-        "vit_*_dinov2, vit_*_dinov3, vit_*_clip_*, vit_*_siglip_*, eva02 and GPT-2"
+        f"{where} holds a {name!r}; this zoo has no such model{near}; `mupax models` "
+        "lists the networks of timm that it reads"
     )
 
 
