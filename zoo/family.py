@@ -171,10 +171,11 @@ def _types(options: type[Options]) -> dict[str, tuple[Any, ...]]:
 
 def _fits(value: Any, kind: Any) -> bool:
     """Whether the value of an option has a type of its annotation."""
+    items: Any = value
     if not isinstance(value, _TYPES[kind][0]):
         return False
     if kind == tuple[int, ...]:
-        return all(_fits(item, int) for item in value)
+        return all(_fits(item, int) for item in items)
     return kind is bool or not isinstance(value, bool)
 
 
