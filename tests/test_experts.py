@@ -1,13 +1,11 @@
 """Mixtures of experts: parity, scales, balance, dispatch and sharding."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from flax import nnx
 from goldens import apart, check_export, golden
 from jax.sharding import AbstractMesh
@@ -84,14 +82,6 @@ def _probabilities(model, tokens):
     return jnp.stack(by_block)
 
 
-def test_a_grown_model_is_exported_with_its_multipliers():
-    grown = tiny(base_width=8, base_depth=1)
-    plain = tiny(1)
-    foreign.fill(plain, foreign.export(grown))
-    assert grown.plan.branch < plain.plan.branch
-    assert apart(plain(TOKENS), grown(TOKENS)) < TOLERANCE
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -102,22 +92,6 @@ def test_a_grown_model_is_exported_with_its_multipliers():
 def test_a_config_that_is_not_read_is_refused(change, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         zoo.load_pretrained(repository(tmp_path, "mixtral", **change))
-
-
-def test_a_model_without_experts_is_told_the_option(tmp_path):
-    weights, data = golden("mixtral")
-    safetensors.numpy.save_file(weights, tmp_path / "experts.safetensors")
-    sizes = json.loads(str(data["config"]))
-    options = {
-        "width": sizes["hidden_size"],
-        "depth": 2,
-        "heads": 4,
-        "queries_per_key": 2,
-        "vocab_size": 11,
-        "tied": False,
-    }
-    with pytest.raises(ValueError, match="pass experts="):
-        zoo.load_pretrained("llama", tmp_path / "experts.safetensors", **options)
 
 
 # --- Dispatch and balance ---
