@@ -322,7 +322,7 @@ def fill(
     Args:
       model: the model to fill. It is changed only if everything fits: every variable is
         filled once, and every key is used or deliberately unused.
-      arrays: of the file, by key.
+      arrays: of the file, by key. The model may share their memory.
       new_head: as in `match`.
       resize: as in `match`.
 

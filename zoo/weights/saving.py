@@ -437,7 +437,7 @@ def fill(
 
     Args:
       model: changed only if everything fits.
-      arrays: by path.
+      arrays: by path. The model may share their memory.
       fresh: variables below this path keep their values.
 
     Raises:
