@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..run import workdir
 from ..run.build import build
 from ..run.trackers import open_trackers
-from . import cost, engine, executors, export, space
+from . import cost, engine, executors, space
 from .description import STORED, train
 from .space import SweepConfig
 from .store import Store
@@ -112,7 +112,7 @@ def check_data(
 def track(config: SweepConfig, data: report.SweepData, directory: pathlib.Path) -> None:
     """Write a finished sweep to the trackers of its config."""
     base = config.base
-    runs = list(export.finished(data.populations, data.steps))
+    runs = [run for population in data.populations for run in population.rows()]
     for tracker in open_trackers(
         directory,
         config.settings(),

@@ -1,17 +1,12 @@
-"""Take the runs of a sweep elsewhere: trackers, pandas and Optuna."""
+"""Take the runs of a sweep elsewhere: pandas and Optuna."""
 
 import csv
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from .. import remote
 from ..errors import UserError, import_extra, reason
-from ..run.trackers import Finished
-from .results import Population
 
 if TYPE_CHECKING:  # extras
     import optuna
@@ -19,36 +14,6 @@ if TYPE_CHECKING:  # extras
 
 # Columns of results.csv that are not hyperparameters.
 _TEXT = ("parametrization",)
-
-
-def finished(populations: Iterable[Population], steps: int) -> Iterator[Finished]:
-    """The runs of a sweep of so many steps each, for trackers."""
-    for population in populations:
-        for number, (run, index) in enumerate(
-            zip(population.rows(), np.ndindex(population.loss.shape), strict=True)
-        ):
-            loss = run.pop("loss")
-            name = f"{population.name}/{number}"
-            yield Finished(name, run, loss, curve(population.curves[index], steps))
-
-
-def curve(losses: np.ndarray, steps: int) -> list[tuple[int, float]]:
-    """The finite points of a learning curve, each at the last step of its span.
-
-    Args:
-      losses: training loss averaged over equal spans of steps, shape (points,).
-      steps: number of steps of the run.
-
-    Examples:
-      >>> curve(np.array([2.0, 1.0, float("nan")]), 30)
-      [(10, 2.0), (20, 1.0)]
-    """
-    ends = np.cumsum([len(x) for x in np.array_split(np.arange(steps), len(losses))])
-    return [
-        (int(step), float(loss))
-        for step, loss in zip(ends, losses, strict=True)
-        if math.isfinite(loss)
-    ]
 
 
 def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
