@@ -334,7 +334,6 @@ def test_a_run_has_the_groups_of_its_config():
         "readout" in p for p, m in scales.modules.items() if m.learning_rate == 2
     )
     plain = parse(config(modules={}))
-    assert "modules" not in plain.settings()
     assert run.settings() != plain.settings()
 
 

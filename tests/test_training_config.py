@@ -58,15 +58,6 @@ def test_a_run_follows_the_batch_size_of_its_base():
     assert built.recipe.ema == pytest.approx(0.9**0.25)
 
 
-def test_a_base_of_the_same_training_changes_no_setting():
-    plain = small(batch_size=32)
-    same = small(batch_size=32, base_batch_size=32, base_examples=32 * 64)
-    assert same.settings() == plain.settings()
-    assert same.loss_settings() == plain.loss_settings()
-    other = small(batch_size=32, base_batch_size=8)
-    assert other.settings() != plain.settings()
-
-
 def test_pairs_of_images_are_mixed_within_a_part_of_the_batch():
     assert small(batch_size=12, accumulate=2, mixup=0.2).mixup == 0.2
     with pytest.raises(UserError, match="must be even; it is 63"):

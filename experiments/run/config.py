@@ -218,19 +218,7 @@ class RunConfig:
 
     def _selected(self, mark: str) -> dict[str, Any]:
         values = self.plain()
-        # Without effect. Run directories of mupax 0.1 lack these keys.
-        neutral: dict[str, tuple[Any, ...]] = {
-            "init_scale": (1,),
-            "preprocessing": ("dataset",),
-            "modules": ({},),
-            "base_batch_size": (None, self.batch_size),
-            "base_examples": (None, self.examples),
-        }
-        return {
-            f.name: public(values[f.name])
-            for f in _FIELDS
-            if f.metadata[mark] and values[f.name] not in neutral.get(f.name, ())
-        }
+        return {f.name: public(values[f.name]) for f in _FIELDS if f.metadata[mark]}
 
     def lasting(self, steps: int) -> "RunConfig":
         """A copy with other steps, and warm-up and decay of the same share of them."""
