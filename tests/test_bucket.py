@@ -373,6 +373,18 @@ def test_files_of_others_are_not_taken_over(memory):
         pytest.fail("it is not ours")
 
 
+def test_names_that_lead_out_of_the_directory_are_not_copied(memory, machine):
+    with runs.opened(memory):
+        pass
+    system, root = remote.connect(memory)
+    for name in ("good", "../evil", "checkpoints/3/../../../evil"):
+        system.pipe_file(f"{root}/{name}", b"")
+    machine("second")
+    with runs.opened(memory) as folder:
+        assert {*files(folder)} == {"good"}
+        assert not list(folder.parent.rglob("evil"))
+
+
 def test_a_bad_lease_is_refused(memory, monkeypatch):
     monkeypatch.setenv("MUPAX_LEASE", "soon")
     with (

@@ -270,11 +270,11 @@ def _version(path: pathlib.Path) -> tuple[int, ...]:
 
 
 def _names(place: pathlib.Path, folder: str = "") -> list[str]:
-    """The files of a directory that are uploaded."""
-    paths = (
-        pathlib.Path(p, f) for p, _, files in os.walk(place / folder) for f in files
-    )
-    names = (p.relative_to(place).as_posix() for p in paths if not p.is_symlink())
+    """The files of a directory that are uploaded. It may change meanwhile."""
+    names = []
+    for parent, _, files in os.walk(place / folder):
+        paths = (pathlib.Path(parent, file) for file in files)
+        names += [p.relative_to(place).as_posix() for p in paths if not p.is_symlink()]
     return sorted(filter(_is_uploaded, names))
 
 

@@ -48,7 +48,9 @@ class Objects:
         return {
             name[len(start) :]: size
             for name, size in sorted(names.items())
-            if name.startswith(start) and not name.endswith("/")
+            if name.startswith(start)
+            and not name.endswith("/")
+            and ".." not in name.split("/")  # it would be copied to another directory
         }
 
     def delete(self, names: Iterable[str]) -> None:
