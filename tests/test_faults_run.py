@@ -116,18 +116,6 @@ def test_a_stopped_run_has_the_log_of_a_whole_one(tmp_path, monkeypatch, whole, 
 
 
 @pytest.mark.long
-def test_stopped_after_any_step_a_run_has_the_log_of_a_whole_one(
-    tmp_path, monkeypatch, whole
-):
-    for step in range(1, STEPS):
-        stop_at(monkeypatch, step)
-        with pytest.raises(Stopped):
-            train(tmp_path / str(step))
-        monkeypatch.undo()
-        assert same(tmp_path / str(step), train(tmp_path / str(step)), whole)
-
-
-@pytest.mark.long
 def test_interrupted_in_any_write_a_run_has_the_log_of_a_whole_one(
     tmp_path, monkeypatch, whole
 ):

@@ -46,16 +46,9 @@ def finish(child: subprocess.Popen) -> dict:
     return json.loads(out)
 
 
-def killed(child: subprocess.Popen, after: float | None = None) -> bool:
-    """Waits for its death, and brings it about after so many seconds."""
-    if after is None:
-        ended(child)
-    else:
-        try:
-            child.communicate(timeout=after)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.communicate()
+def killed(child: subprocess.Popen) -> bool:
+    """Waits for the end of a run, and says whether it killed itself."""
+    ended(child)
     assert child.returncode in (0, -signal.SIGKILL)
     return child.returncode != 0
 
@@ -96,18 +89,6 @@ def assert_same(found: dict, finished) -> None:
 # --- killed, and started again
 
 
-def chain(workdir: pathlib.Path, finished, kills: list[tuple[str, ...]]) -> int:
-    """Kills a run at each of the moments, then lets it end; counts its deaths."""
-    died = 0
-    for kill in kills:
-        if kill[0] == "seconds":
-            died += killed(spawn(workdir), after=float(kill[1]))
-        else:
-            died += killed(spawn(workdir, *kill))
-    assert_same(finish(spawn(workdir)), finished)
-    return died
-
-
 @pytest.mark.ci
 @pytest.mark.long
 def test_a_killed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, finished):
@@ -117,23 +98,9 @@ def test_a_killed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, finished)
         ("--kill-in-save", "1"),
         ("--kill-in-save", str(random.randint(2, 4))),
     ]
-    assert chain(tmp_path / "run", finished, kills) == 3, kills
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
-def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, finished, seed):
-    rng = random.Random(seed)
-    kills = []
-    for _ in range(6):
-        kind = rng.choice(["--kill-at-step", "--kill-in-save", "seconds"])
-        moments = {
-            "--kill-at-step": str(rng.randint(1, STEPS)),
-            "--kill-in-save": str(rng.randint(1, 4)),
-            "seconds": str(rng.uniform(1, 6)),
-        }
-        kills.append((kind, moments[kind]))
-    assert chain(tmp_path / "run", finished, kills) > 0
+    for kill in kills:
+        assert killed(spawn(tmp_path / "run", *kill)), kills
+    assert_same(finish(spawn(tmp_path / "run")), finished)
 
 
 def test_the_step_that_a_run_goes_on_from_is_told(tmp_path):
@@ -165,13 +132,6 @@ def test_a_finished_run_returns_at_once(finished):
     assert again.seconds == result.seconds
     assert digest(model) == weights
     assert contents(workdir) == before
-
-
-def test_two_checkpoints_are_kept(finished):
-    workdir, result, _ = finished
-    names = {path.name for path in (workdir / "checkpoints").iterdir()}
-    assert names == {str(STEPS), str(STEPS - 5)}
-    assert result.checkpoint == workdir / "checkpoints" / str(STEPS)
 
 
 # --- damaged checkpoints
@@ -280,7 +240,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
         optax.sgd(0.1),
         optax.scale_by_schedule(lambda step: jax.numpy.where(step < 7, 1.0, np.nan)),
     )
-    with pytest.raises(UserError, match=r"nan at step 9; lower the learning rate"):
+    words = r"nan at step 9; lower the learning rate.*step 5 is good"
+    with pytest.raises(UserError, match=words):
         run(tmp_path / "run", tx=tx, plain=True)
     # The last checkpoint is one from which the loss was finite.
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["5"]
@@ -299,14 +260,6 @@ def test_eight_devices_and_then_one_give_the_losses_of_one(tmp_path, finished):
     assert result.resumed_from in (25, 30)
     np.testing.assert_allclose(result.curve, finished[1].curve, rtol=1e-4)
     np.testing.assert_allclose(result.evals, finished[1].evals, rtol=1e-4)
-
-
-@pytest.mark.long
-def test_eight_devices_give_the_losses_of_one_to_the_end(tmp_path, finished):
-    found = finish(spawn(tmp_path / "run", devices=8))
-    assert found["devices"] == 8
-    np.testing.assert_allclose(found["curve"], finished[1].curve, rtol=1e-4)
-    np.testing.assert_allclose(found["evals"], finished[1].evals, rtol=1e-4)
 
 
 @pytest.mark.ci
@@ -412,16 +365,6 @@ def test_every_test_example_counts_once_whatever_the_batch(finished, batch_size)
     found = training.evaluate(model, toy_data(), batch_size=batch_size)
     expected = (result.test_loss, result.test_accuracy)
     assert found == pytest.approx(expected, rel=1e-5)
-
-
-@abandons_reads
-@pytest.mark.usefixtures("collected")
-def test_weights_of_another_model_are_refused(finished):
-    checkpoint = finished[1].checkpoint
-    with pytest.raises(UserError, match="does not hold weights of this model"):
-        training.load_weights(TinyMLP(nnx.Rngs(0), inputs=9), checkpoint)
-    with pytest.raises(UserError, match="does not hold weights"):
-        training.load_weights(TinyMLP(nnx.Rngs(0)), checkpoint.parent)
 
 
 def test_model_and_loss_need_no_implicit_promotion(strict_dtypes):
