@@ -131,7 +131,8 @@ def _lines(path: pathlib.Path) -> list[bytes]:
 
 def _parse(line: bytes) -> dict[str, Any]:
     record = io.parse_sealed(line, required=True)
-    at, losses, seed = (record.get(key) for key in ("at", "losses", "seed"))
+    fields: list[Any] = [record.get(key) for key in ("at", "losses", "seed")]
+    at, losses, seed = fields
     fits = isinstance(at, list) and isinstance(losses, list) and type(seed) is int
     if fits and isinstance(record.get("key"), str):
         known = [loss for loss in losses if loss is not None]
