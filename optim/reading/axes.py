@@ -451,7 +451,7 @@ class Axes:
         for after in self._uses.get(node.id, ()):
             if after.op in ("add", "add_any") and len(after.operands) == 2:
                 other = after.operands[after.operands[0] is node]
-                if other.data or len([n for n in _origin(other).shape if n > 1]) < 2:
+                if other.data or len([n for n in origin(other).shape if n > 1]) < 2:
                     return True
             elif not after.weight:
                 continue
@@ -738,7 +738,7 @@ class Axes:
 
         What an expert computes is multiplied by a gate first.
         """
-        product = _origin(node.operands[0])
+        product = origin(node.operands[0])
         copied = self._copied.get(product.id, NONE) & summed
         for param, axis in copied:
             for event in self.events[param]:
@@ -785,7 +785,7 @@ _SAME_PLACE = frozenset(
 )
 
 
-def _origin(node: Node) -> Node:
+def origin(node: Node) -> Node:
     """What a broadcast or reshaped value was before."""
     while node.op in MOVES and len(node.operands) == 1:
         node = node.operands[0]

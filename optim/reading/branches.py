@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
-from .axes import Axes
+from .axes import Axes, origin
 from .joints import SUM
 from .program import MOVES, Node, Program
 
@@ -151,6 +151,7 @@ class Branches:
                 self.all.append(branch)
         self._add_first()
         self._leave_out_crossing()
+        self._add_biases()
 
     def _add_first(self) -> None:
         """Add the first of a stream's additions whose branch reads another value.
@@ -159,18 +160,21 @@ class Branches:
         whose two streams read each other.
         """
         for branch in [*self.all]:
-            first = branch.trunk
-            known = first.id in self._trunks or not self._is_addition(first)
-            if known or not first.line or first.line != branch.add.line:
-                continue
-            at = branch.add.operands[1] is branch.end
-            skip, end = first.operands[1 - at], first.operands[at]
-            start = self._common(skip, end)
-            inside = frozenset() if start is None else self.between(start, end)
-            if self._kernels(inside) and not self._is_constant_to_gradients(end):
-                self._trunks[first.id] = skip
-                made = self._made(first, skip, end, inside)
-                self.all += [made] if made is not None else []
+            nodes = [self._program.nodes[i] for i in sorted(branch.inside)]
+            for first in (branch.trunk, *nodes):
+                known = first.id in self._trunks or not self._is_addition(first)
+                if known or not first.line or first.line != branch.add.line:
+                    continue
+                at = branch.add.operands[1] is branch.end
+                skip, end = first.operands[1 - at], first.operands[at]
+                if self.trunk(skip)[0] in (branch.trunk, *nodes):
+                    continue
+                start = self._common(skip, end)
+                inside = frozenset() if start is None else self.between(start, end)
+                if self._kernels(inside) and not self._is_constant_to_gradients(end):
+                    self._trunks[first.id] = skip
+                    made = self._made(first, skip, end, inside)
+                    self.all += [made] if made is not None else []
         self.all.sort(key=lambda branch: branch.add.id)
 
     def _leave_out_crossing(self) -> None:
@@ -193,6 +197,27 @@ class Branches:
             return apart and longer and other.add.id in one.inside
 
         self.all = [b for b in self.all if not any(crosses(x, b) for x in self.all)]
+
+    def _add_biases(self) -> None:
+        """A bias that is added to the stream after each branch is one too."""
+        found = []
+        for b in self.all:
+            users = self._axes.uses(b.add)
+            weights = [x for x in users[0].operands if x.weight] if users else []
+            if len(users) == 1 and users[0].op in ("add", "add_any") and weights:
+                found.append((b, users[0], weights[0]))
+        lines = [user.line for b, user, _ in found for _ in range(b.runs)]
+        for b, user, weight in found:
+            if lines.count(user.line) > 1:  # not what is added to the stream once
+                roots = self._roots(origin(weight), user)
+                ends = tuple(End(p, f, user) for p, f in roots)
+                inside = frozenset({user.id})
+                self.all.append(
+                    Branch(
+                        user, b.add, weight, inside, b.runs, ends, None, roots[0][1], 0
+                    )
+                )
+        self.all.sort(key=lambda branch: branch.add.id)
 
     @staticmethod
     def _is_addition(node: Node) -> bool:
@@ -380,10 +405,6 @@ class Branches:
             return node.operands[0], factor * (value if node.op == "mul" else 1 / value)
         if node.op == "mul" and node.operands[0].value:
             return node.operands[1], factor * node.operands[0].value
-        if node.op == "fft":  # a sum of n terms of random signs; the inverse has 1 / n
-            sign = -0.5 if "I" in str(node.params["fft_type"]) else 0.5
-            size = math.prod(node.params["fft_lengths"])
-            return node.operands[0], factor * size**sign
         return node, factor
 
     def _same_stream(self, trunk: Node) -> Iterable[Node]:
@@ -656,12 +677,16 @@ class Branches:
         return 1.0
 
     def unit(self, node: Node) -> float:
-        """The root of 1 / n if the root of a sum of n squares divides a value.
+        """The size of a value's entries beside one that is divided by a mean.
 
-        Its entries are as much smaller than those of a value that is divided by the
-        root of a mean.
+        It is 1 / n if the sum of n entries divides it, as in a softmax, and the root
+        of that if the root of a sum of n squares does. A Fourier transform sums n
+        entries of random signs, and its inverse divides by n.
         """
         node, _ = self.trunk(node)
+        if node.op == "fft":
+            size = math.prod(node.params["fft_lengths"])
+            return float(size ** (-0.5 if "I" in str(node.params["fft_type"]) else 0.5))
         if node.op not in ("mul", "div") or not all(x.data for x in node.operands):
             return 1.0
         for norm in node.operands:
@@ -669,9 +694,14 @@ class Branches:
             for _ in range(12):
                 inner = [x for x in norm.operands if x.data]
                 rooted = rooted or norm.op in ("sqrt", "rsqrt", "pow")
-                if norm.op == "reduce_sum" and rooted:
+                if norm.op == "reduce_sum":
                     shape = norm.operands[0].shape
-                    return math.prod(shape[a] for a in norm.params["axes"]) ** -0.5
+                    size = math.prod(shape[a] for a in norm.params["axes"])
+                    summed = self.trunk(norm.operands[0])[0]
+                    if summed is self.trunk(node.operands[0])[0]:
+                        return 1 / size  # entries of a softmax sum to one
+                    if rooted:
+                        return size**-0.5
                 # A mean is a sum over a known number.
                 if len(inner) != 1 or (norm.op in ("mul", "div") and len(inner) == 1):
                     break

@@ -10,6 +10,7 @@ from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
 from ..rules.training import TrainingScale
 from ..scales.declare import Declarations
+from ..scales.paths import open_numbers
 from ..scales.table import Scales, some
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches, End, Failure
@@ -74,6 +75,11 @@ def _growths(
         axes = {a for a, (before, after) in enumerate(pairs) if before != after}
         for names, name in zip(found, (path, one, other), strict=True):
             names.setdefault(name, set()).update(axes)
+    # Blocks of the base beside the first of their kind.
+    for names, leaves in zip(found[1:], (small, wide), strict=True):
+        like = {open_numbers(name): axes for name, axes in names.items()}
+        for name in leaves.keys() - names.keys():
+            names[name] = like.get(open_numbers(name), set())
     return found
 
 

@@ -43,9 +43,8 @@ class Degree(NamedTuple):
 
     Attributes:
       power: 0 if the value does not depend on the scale.
-      constant: only up to the next product with a parameter, to which later
-        constants belong.
-      open: whether there was no such product yet.
+      constant: only up to the next layer, to which later constants belong.
+      open: whether there was no such layer yet.
       alone: whether nothing of another degree was added, so that a norm removes it.
     """
 
@@ -73,7 +72,10 @@ class _MattersError(Exception):
 
 
 def constant_that_matters(
-    start: Node, uses: Callable[[Node], list[Node]], outputs: Collection[int]
+    start: Node,
+    uses: Callable[[Node], list[Node]],
+    outputs: Collection[int],
+    is_layer: Callable[[Node], bool],
 ) -> float | None:
     """The constant between a value and the first operation that depends on its scale.
 
@@ -81,6 +83,8 @@ def constant_that_matters(
       start: the value.
       uses: gives the nodes that are computed from a node.
       outputs: ids of the program's results.
+      is_layer: whether a node is a product with a parameter to which constants after
+        it belong.
 
     Returns:
       The constant; None if the scale of the value has no effect.
@@ -95,7 +99,7 @@ def constant_that_matters(
     while heap:
         node = nodes.pop(heapq.heappop(heap))
         try:
-            degree = _degree(node, found)
+            degree = _degree(node, found, is_layer(node))
             if degree.power and node.id in outputs:
                 raise _MattersError(degree)
             mixed = [d for x in node.operands if not (d := found.get(x.id, _ONE)).alone]
@@ -115,7 +119,7 @@ def constant_that_matters(
     return None
 
 
-def _degree(node: Node, found: dict[int, Degree]) -> Degree:
+def _degree(node: Node, found: dict[int, Degree], is_layer: bool) -> Degree:
     """The degree of a node of which at least one operand depends on the scale."""
     each = [found.get(x.id, _ONE) for x in node.operands]
     some = next((d for d in each if d.power), _ONE)
@@ -125,7 +129,8 @@ def _degree(node: Node, found: dict[int, Degree]) -> Degree:
         axes = node.params["axes"]
         return each[0].times(math.prod(node.operands[0].shape[a] for a in axes))
     if node.op in _BILINEAR:
-        return _product(node, each)
+        result = _product(node, each)
+        return result._replace(open=False) if is_layer else result
     if node.op == "div":
         value = node.operands[1].value
         if value:
@@ -165,12 +170,8 @@ def _joined(one: Degree, other: Degree) -> Degree:
 def _product(node: Node, each: list[Degree]) -> Degree:
     result = _joined(each[0], each[1])
     for operand, degree in zip(node.operands[:2], each, strict=False):
-        if degree.power:
-            continue
-        if operand.value:
+        if not degree.power and operand.value:
             result = result.times(abs(operand.value))
-        elif operand.weight:
-            result = result._replace(open=False)
     return result
 
 

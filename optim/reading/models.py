@@ -259,7 +259,9 @@ def _is_linen(model: Any) -> bool:
 
 
 def _is_haiku(model: Any) -> bool:
-    return type(model).__name__ in ("Transformed", "TransformedWithState")
+    return type(model).__name__ in ("Transformed", "TransformedWithState") and all(
+        hasattr(model, name) for name in ("init", "apply")
+    )
 
 
 def _is_array(leaf: Any) -> bool:

@@ -55,7 +55,18 @@ class Sums:
         return self._matters(node) is None
 
     def _matters(self, node: Node) -> float | None:
-        return constant_that_matters(node, self._axes.uses, self._outputs)
+        return constant_that_matters(
+            node, self._axes.uses, self._outputs, self._is_layer
+        )
+
+    def _is_layer(self, node: Node) -> bool:
+        """Whether a node multiplies by a parameter of which a width grows."""
+        return node.op in ("mul", "dot_general", "conv_general_dilated") and any(
+            axes & self._axes.growing
+            for x in node.operands
+            if x.weight
+            for axes in self._axes.labels.get(x.id, ())
+        )
 
     def _sum(self, node: Node) -> Sum | None:
         if node.backward or node.id in self._axes.kernel_sums:

@@ -1,5 +1,6 @@
 """Kernels, tables and constants in unusual places, from real code bases."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -214,3 +215,68 @@ def glow_steps_with_lu_convolutions(n):
         return x, total + np.pi
 
     return p, (floats(2, 4, 4, 4),), call
+
+
+@program({**ENDS, "q|k|v": "H"})
+def layer_norm_without_gain_on_queries_and_keys(n):
+    def call(p, x):
+        x = x @ p["in"]
+        q, k = norm(x @ p["q"]), norm(x @ p["k"])
+        return jax.nn.softmax(q @ k.mT * (4 / n)) @ (x @ p["v"]) @ p["out"]
+
+    return zeros(**ends(n), **dict.fromkeys("qkv", (n, n))), S, call
+
+
+@program({**ENDS, "q|k|v|o": "H", "mix": "F"})
+def logits_mixed_across_heads_before_their_constant(n):
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (heads(x @ p[c], n // 2) for c in "qkv")
+        s = jnp.einsum("bhqd,bhkd,hi->biqk", q, k, p["mix"]) * (4 / (n // 2)) / 2
+        return flat(jax.nn.softmax(s) @ v) @ p["o"] @ p["out"]
+
+    return zeros(**ends(n), **dict.fromkeys("qkvo", (n, n)), mix=(2, 2)), S, call
+
+
+def units(n, normalized):
+    def call(p, x):
+        return normalized(jnp.tanh(x @ p["in"]) @ p["w"]) @ p["out"]
+
+    return zeros(**ends(n), w=(n, n)), X, call
+
+
+@program({**ENDS, "w": "H"}, carries={"out": 4.0})
+def softmax_over_units_then_readout(n):
+    return units(n, jax.nn.softmax)
+
+
+@program({**ENDS, "w": "H"})
+def softmax_over_units_times_their_number(n):
+    return units(n, lambda x: jax.nn.softmax(x) * n)
+
+
+@program({**ENDS, "w": "H"}, carries={"out": 4.0})
+def units_divided_by_their_sum(n):
+    return units(n, lambda x: jax.nn.relu(x) / (jax.nn.relu(x).sum(-1)[:, None] + 1e-6))
+
+
+@program(
+    {
+        "net/layers/0/weight": "I",
+        "net/layers/1/weight": "H",
+        "net/layers/2/weight": "O",
+        r"net/layers/[01]/bias": "V",
+        "net/layers/2/bias": "F",
+        "loc": "F",
+    }
+)
+def equinox_module_called_transformed(n):
+    class Transformed(eqx.Module):
+        net: eqx.nn.MLP
+        loc: jax.Array
+
+        def log_prob(self, x):
+            return -jnp.square(self.net(x) - self.loc).sum()
+
+    model = Transformed(eqx.nn.MLP(5, 3, n, 2, key=jax.random.key(0)), jnp.zeros(3))
+    return model, (floats(4, 5),), lambda m, x: jax.vmap(m.log_prob)(x)

@@ -132,3 +132,60 @@ def stream_collected_in_a_list_and_summed(n, L):
         return sum(outs) @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/c": "Ve"}, deep=True)
+def bias_added_to_the_stream_after_the_branch(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n), c=(n,))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + mlp(w, x) + w["c"]
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He", "c": "Ve"}, deep=True)
+def bias_added_to_the_stream_in_a_scan(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= zeros(u=(L, n, n), d=(L, n, n), c=(L, n))
+
+    def call(p, x):
+        def layer(x, w):
+            return x + mlp(w, x) + w["c"], None
+
+        blocks = {name: p[name] for name in "udc"}
+        return lax.scan(layer, x @ p["in"], blocks)[0] @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/(re|im)": "He"}, deep=True)
+def residual_in_the_frequency_domain(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, re=(n, n), im=(n, n))}
+
+    def call(p, x):
+        x = jnp.fft.rfft(x @ p["in"], axis=1)
+        for w in p["b"]:
+            x = x + jnp.einsum("bti,io->bto", x, w["re"] + 1j * w["im"])
+        return jnp.fft.irfft(x, n=6, axis=1) @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def additive_coupling_of_two_halves(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n // 2, n), d=(n, n // 2))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            a, b = jnp.split(x, 2, -1)
+            x = jnp.concatenate([b + jax.nn.relu(a @ w["u"]) @ w["d"], a], -1)
+        return x @ p["out"]
+
+    return p, X, call
