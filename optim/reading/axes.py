@@ -176,13 +176,12 @@ class Axes:
             return
         for operand in node.operands:
             if operand.weight and not self._is_kernel(operand):
-                lost = self._lost.get(operand.id)
-                for param in self.depends(operand) if lost else ():
-                    self.unread[param].append(Unread(lost))
-                if lost:
-                    continue
-                for param in self._numbers.get(operand.id, set()):
-                    self.events[param].append(Event(node, {}))
+                reason = self._lost.get(operand.id)
+                for param in self.depends(operand):
+                    if reason is not None:
+                        self.unread[param].append(Unread(reason))
+                    else:
+                        self.events[param].append(Event(node, {}))
 
     def _give_up(self, node: Node) -> None:
         if node.weight:
