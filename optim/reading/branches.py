@@ -150,6 +150,7 @@ class Branches:
             if branch is not None:
                 self.all.append(branch)
         self._add_first()
+        self._add_to_parameters()
         self._leave_out_crossing()
         self._add_biases()
 
@@ -176,6 +177,44 @@ class Branches:
                     made = self._made(first, skip, end, inside)
                     self.all += [made] if made is not None else []
         self.all.sort(key=lambda branch: branch.add.id)
+
+    def _add_to_parameters(self) -> None:
+        """Add the first additions to a stream that starts as a parameter.
+
+        Learned latents or queries are an example. The line of the user's code says
+        that a later block's addition is the same.
+        """
+        for branch in [*self.all]:
+            first = branch.trunk
+            while first.id not in self._trunks and first.line:
+                like = next((b for b in self.all if b.add.line == first.line), None)
+                if like is None or first.op != "add" or len(first.operands) != 2:
+                    break
+                at = like.add.operands[1] is like.end
+                skip, end = first.operands[1 - at], first.operands[at]
+                inside = self._only_for(end)
+                is_read = len(self._axes.uses(skip)) > 1  # unlike a bias
+                if skip.data or not is_read or not self._kernels(inside):
+                    break
+                self._trunks[first.id] = skip
+                made = self._made(first, skip, end, inside)
+                self.all += [made] if made is not None else []
+                first, _ = self.trunk(skip)
+        self.all.sort(key=lambda branch: branch.add.id)
+
+    def _only_for(self, end: Node) -> frozenset[int]:
+        """Ids of the nodes whose only use is to compute a value, with its own."""
+        before, stack = {end.id: end}, [end]
+        while stack:
+            for node in self.before(stack.pop()):
+                if node.id not in before and node.operands:
+                    before[node.id] = node
+                    stack.append(node)
+        kept = {end.id}
+        for at in sorted(before, reverse=True):
+            if all(user.id in kept for user in self._axes.uses(before[at])):
+                kept.add(at)
+        return frozenset(kept)
 
     def _leave_out_crossing(self) -> None:
         """Leave out skips that begin within a longer stream's branch and end beyond.

@@ -247,7 +247,8 @@ class _Comparison:
             if role is not None and role.table:
                 # Rows that were looked up before are not used again by what they meet.
                 events = [e for e in events if e.axes(Use.TABLE) or e.axes(Use.IN)]
-            if any(event.node.id in branch.inside for event in events):
+            starts = not branch.trunk.data and any(e.node is branch.add for e in events)
+            if any(e.node.id in branch.inside for e in events) and not starts:
                 found.append(path)
         return found
 

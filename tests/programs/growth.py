@@ -394,3 +394,129 @@ def memory_layer_with_product_keys(n):
         return (x + y) @ p["out"]
 
     return p, X, call
+
+
+@program(
+    {
+        "in": "I",
+        "lat": "V",
+        "out": "O",
+        r"b/\d/(cq|ck|cv|q|k|v|u)": "Hb",
+        r"b/\d/(co|o|d)": "He",
+        r"b/\d/(g|gc)": "Vb",
+    },
+    deep=True,
+)
+def latents_that_read_a_context_in_each_block(n, L):
+    p = {
+        **zeros(**ends(n), lat=(3, n)),
+        "b": layers(
+            L,
+            cq=(n, n),
+            ck=(n, n),
+            cv=(n, n),
+            co=(n, n),
+            u=(n, n),
+            d=(n, n),
+            g=(n,),
+            gc=(n,),
+        ),
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        z = jnp.broadcast_to(p["lat"], (2, 3, n))
+        for w in p["b"]:
+            y, c = norm(z) * w["g"], norm(x) * w["gc"]
+            z = (
+                z
+                + flat(
+                    attention(
+                        heads(y @ w["cq"], 4),
+                        heads(c @ w["ck"], 4),
+                        heads(c @ w["cv"], 4),
+                        0.5,
+                    )
+                )
+                @ w["co"]
+            )
+            z = z + jax.nn.relu(norm(z) @ w["u"]) @ w["d"]
+        return norm(z).mean(1) @ p["out"]
+
+    return p, S, call
+
+
+@program(
+    {"in": "I", "lat": "V", "out": "O", r"b/\d/c?[qkv]": "Hb", r"b/\d/c?o": "He"},
+    deep=True,
+)
+def learned_queries_alone_before_their_first_branch(n, L):
+    """DETR-like: self-attention of learned queries first: the first branch reads parameters only."""
+    p = {
+        **zeros(**ends(n), lat=(3, n)),
+        "b": layers(
+            L,
+            q=(n, n),
+            k=(n, n),
+            v=(n, n),
+            o=(n, n),
+            cq=(n, n),
+            ck=(n, n),
+            cv=(n, n),
+            co=(n, n),
+        ),
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        z = jnp.broadcast_to(p["lat"], (2, 3, n))
+        for w in p["b"]:
+            y = norm(z)
+            z = (
+                z
+                + flat(
+                    attention(
+                        heads(y @ w["q"], 4),
+                        heads(y @ w["k"], 4),
+                        heads(y @ w["v"], 4),
+                        0.5,
+                    )
+                )
+                @ w["o"]
+            )
+            y = norm(z)
+            z = (
+                z
+                + flat(
+                    attention(
+                        heads(y @ w["cq"], 4),
+                        heads(x @ w["ck"], 4),
+                        heads(x @ w["cv"], 4),
+                        0.5,
+                    )
+                )
+                @ w["co"]
+            )
+        return norm(z).mean(1) @ p["out"]
+
+    return p, S, call
+
+
+@program(
+    {"lat": "V", "z": "I", "out": "O", r"b/\d/[su]": "Hb", r"b/\d/d": "He"}, deep=True
+)
+def generator_from_a_learned_constant(n, L):
+    """StyleGAN: the stream starts as a learned constant; the input modulates the branches."""
+    p = {
+        **zeros(lat=(3, n), z=(5, n), out=(n, 3)),
+        "b": layers(L, s=(n, n), u=(n, n), d=(n, n)),
+    }
+
+    def call(p, z):
+        c = jnp.tanh(z @ p["z"])
+        x = jnp.broadcast_to(p["lat"], (4, 3, n))
+        for w in p["b"]:
+            x = x + jax.nn.relu((norm(x) * (1 + c @ w["s"])[:, None]) @ w["u"]) @ w["d"]
+        return x @ p["out"]
+
+    return p, X, call
