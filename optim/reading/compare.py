@@ -247,8 +247,9 @@ class _Comparison:
             if role is not None and role.table:
                 # Rows that were looked up before are not used again by what they meet.
                 events = [e for e in events if e.axes(Use.TABLE) or e.axes(Use.IN)]
-            starts = not branch.trunk.data and any(e.node is branch.add for e in events)
-            if any(e.node.id in branch.inside for e in events) and not starts:
+            skip = {branch.add.id} if branch.trunk.weight else set()
+            used = {event.node.id for event in events}
+            if used & branch.inside and not used & (skip - branch.inside):
                 found.append(path)
         return found
 
