@@ -33,6 +33,9 @@ def get_config() -> ConfigDict:
     c.model.train_ends = True  # train the input and output layers too
     c.model.width = 64  # the base's
     c.model.depth = 8
+    # Hidden weights learn at a rate of their own, a multiple of the others' that is
+    # tuned at the base.
+    c.modules = ConfigDict({"hidden": {"pattern": "role:hidden"}})
     c.optimizer = ConfigDict({"name": "adam"})
     c.learning_rate = 2.0**-6.5  # near the base's optimum
     c.schedule.name = "cosine"  # a constant rate gives Adam spikes in the final loss
@@ -40,7 +43,8 @@ def get_config() -> ConfigDict:
     # Proxies: depths at the base width, widths at the base depth.
     c.sweep.depths = (4, 8, 16, 32, 64)
     c.sweep.widths = (32, 64, 128, 256)
-    c.sweep.axes.learning_rate = "2**[-9:-5:0.5]"
+    c.sweep.axes.learning_rate = "2**[-10:-6:0.5]"
+    c.sweep.base_axes = ConfigDict({"hidden/learning_rate": "2**[0:4]"})
     c.sweep.seeds = 4
     c.sweep.average_last = 50  # the loss of a run: mean over its last steps
     c.sweep.parametrizations = ConfigDict(

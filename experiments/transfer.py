@@ -30,6 +30,7 @@ from .run.mesh import make_mesh
 from .run.prepare import PreparedRun
 from .run.prepare import prepare as prepare_run
 from .sweep import cost, optima, space
+from .sweep.at_base import base_tasks, tune
 from .sweep.command import check_data, track
 from .sweep.description import train, writing
 from .sweep.results import Population
@@ -56,7 +57,6 @@ def run(
     console = rich.console.Console()
     parsed = parse(config)
     untuned = _target(parsed)
-    sweep = space.described(parsed, command)
     directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": untuned.settings()}
     workdir.check(directory, settings)
@@ -68,10 +68,12 @@ def run(
     target.check_memory()
     with workdir.claim(directory, settings):
         started = time.perf_counter()
+        parsed = tune(parsed, directory, command, console)
+        sweep = space.described(parsed, command)
         swept = train(sweep, None, directory, console=console)
         populations = swept.populations
         best = best_of_base(parsed, populations)
-        tuned_target = tuned(untuned, best)
+        tuned_target = tuned(_target(parsed), best)
         # Known long before the target has trained.
         report.print_verdicts(swept, console)
         target = prepare(tuned_target)
@@ -132,7 +134,7 @@ def dry_run(config: ConfigDict, folder: str | pathlib.Path) -> None:
     target = _target(parsed)
     settings = parsed.settings() | {"target": target.settings()}
     workdir.check(pathlib.Path(folder), settings)
-    tasks = space.tasks(parsed)
+    tasks = base_tasks(parsed) + space.tasks(parsed)
     check_data(parsed, console, pathlib.Path(folder))
     later = {"target": target}
     later |= {key: _baseline_config(key, parsed, target) for key in parsed.compare}

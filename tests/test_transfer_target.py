@@ -1,12 +1,16 @@
 """The target is trained with every hyperparameter that was swept."""
 
+import csv
+import dataclasses
 import json
+import math
 import pathlib
 import types
 
 import numpy as np
 import optax
 import pytest
+import rich.console
 import sweep_toys
 from flax import nnx
 
@@ -21,6 +25,7 @@ from mupax.experiments.run.checkpoints import open_checkpoints
 from mupax.experiments.run.config import RunConfig, parse
 from mupax.experiments.run.hyperparameters import transfer_record, tuned
 from mupax.experiments.run.records import read
+from mupax.experiments.sweep import at_base, space
 from mupax.experiments.sweep.results import Population
 from mupax.experiments.sweep.space import SweepConfig
 
@@ -53,6 +58,50 @@ def found(config: SweepConfig) -> Population:
 @pytest.fixture(scope="module")
 def best(config) -> dict[str, float]:
     return transfer.best_of_base(config, [found(config)])
+
+
+def test_factors_of_groups_are_tuned_at_the_base_and_kept(config, tmp_path):
+    few = dataclasses.replace(config, axes={"learning_rate": (0.01, 0.02, 0.04)})
+    tuned_sweep = at_base.tune(few, tmp_path, [], rich.console.Console(quiet=True))
+    table = (tmp_path / "base" / "results.csv").read_text()
+    rows = list(csv.DictReader(table.splitlines()))
+    points = [(row["hidden/learning_rate"], row["learning_rate"]) for row in rows]
+    assert len(set(points)) == 2 * 3
+    assert {(row["width"], row["depth"]) for row in rows} == {("8", "2")}
+    losses = {
+        point: math.prod(
+            float(row["loss"])
+            for row, other in zip(rows, points, strict=True)
+            if other == point
+        )
+        for point in points
+    }
+    (factor, _) = min(losses, key=lambda point: losses[point])
+    assert tuned_sweep.base.modules["hidden"]["learning_rate"] == float(factor)
+    assert tuned_sweep.target.modules == tuned_sweep.base.modules
+    assert not tuned_sweep.base_axes
+    assert all(
+        task.config.modules == tuned_sweep.base.modules
+        for task in space.tasks(tuned_sweep)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("c.sweep.base_axes.nothing = (1.0,)", "sweep.base_axes has 'nothing'"),
+        ("c.sweep.base_axes.learning_rate = (1.0,)", "at every size"),
+    ],
+)
+def test_axes_of_the_base_that_cannot_be_tuned_are_one_sentence(
+    change, message, tmp_path
+):
+    path = tmp_path / "changed.py"
+    path.write_text(
+        TOY.read_text().replace("    return c", f"    {change}\n    return c")
+    )
+    with pytest.raises(UserError, match=message):
+        space.parse_sweep(flags.parse(["sweep", f"--config={path}"]).config)
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +252,8 @@ def get_config():
     c.log_every = 1
     c.sweep.axes.learning_rate = (0.005, 0.01, 0.02)
     c.sweep.axes.init_scale = (0.5, 1.0)
+    c.modules = ConfigDict({{"tables": {{"pattern": "role:input"}}}})
+    c.sweep.base_axes = ConfigDict({{"tables/learning_rate": (2.0, 4.0)}})
     c.sweep.widths = (8, 16)
     c.sweep.seeds = 1
     c.target.width = 16
@@ -226,6 +277,7 @@ def test_a_gpt_is_transferred_with_clipping_and_init_scale(tmp_path):
     values = summary["transfer"]["hyperparameters"]
     assert set(values) == {"learning_rate", "init_scale"}
     assert summary["transfer"]["clip_norm"] == 1.0
+    assert summary["transfer"]["modules"]["tables"]["learning_rate"] in (2.0, 4.0)
     lines = read(run / "target")
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 9))
     assert lines[-1]["test_loss"] == pytest.approx(summary["target"]["test_loss"])

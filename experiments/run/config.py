@@ -280,6 +280,9 @@ def _sweep() -> ConfigDict:
     # Grids such as "2**[-2:2]" or (0.1, 0.2); None: not swept. The default grid of the
     # learning rate has seven values around the config's, a factor of 2 apart.
     s.axes = ConfigDict({name: placeholder(object) for name in TUNABLE})
+    # Grids of hyperparameters that are tuned at the base alone, together with `axes`,
+    # before the sweep; sweep and target keep the best values.
+    s.base_axes = ConfigDict()
     s.choices = ()  # other keys and their values: (("schedule.name", ("constant",)),)
     s.parametrizations = ConfigDict()  # by key; by default the config's own
     s.only = ()  # keys of the parametrizations to sweep; empty: all

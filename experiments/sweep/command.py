@@ -15,13 +15,17 @@ from ..run import workdir
 from ..run.build import build
 from ..run.trackers import open_trackers
 from . import cost, engine, executors, space
+from .at_base import base_tasks, tune
 from .description import STORED, train
 from .space import SweepConfig
 from .store import Store
 
 # Settings that may change between calls in a run directory. Stored runs are kept.
 _FREE = (
-    *(f"sweep.{name}" for name in ("axes", "choices", "parametrizations", "seeds")),
+    *(
+        f"sweep.{name}"
+        for name in ("axes", "base_axes", "choices", "parametrizations", "seeds")
+    ),
     *("sweep.depths", "sweep.widths"),
 )
 
@@ -57,22 +61,25 @@ def run(
     executors.check_name(executor)
     if workers < 1:
         raise UserError(f"--workers={workers} must be at least 1")
-    sweep = space.described(parsed, command)
-    share = sweep.limits.share / (1 if executor in ("here", "slurm") else workers)
-    limits = dataclasses.replace(sweep.limits, share=share, stop_diverged=stop_diverged)
-    sweep = dataclasses.replace(sweep, limits=limits)
+    share = parsed.limits.share / (1 if executor in ("here", "slurm") else workers)
+    limits = dataclasses.replace(
+        parsed.limits, share=share, stop_diverged=stop_diverged
+    )
+    parsed = dataclasses.replace(parsed, limits=limits)
     directory = pathlib.Path(folder)
     workdir.check(directory, parsed.settings(), free=_FREE)
     contents = check_data(parsed, console, directory)
     settings = parsed.settings() | {"contents": contents}
     if dry_run:
-        tasks = space.tasks(parsed)
+        tasks = base_tasks(parsed) + space.tasks(parsed)
         cost.show(tasks, tasks[0].dataset(), console)
         return None
     with (
         workdir.claim(directory, settings, free=_FREE),
         executors.opened(executor, workers, directory, scheduler) as pool,
     ):
+        parsed = tune(parsed, directory, command, console)
+        sweep = space.described(parsed, command)
         data = train(sweep, None, directory, pool, console=console)
         track(parsed, data, directory)
     report.print_verdicts(data, console)

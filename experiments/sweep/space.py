@@ -73,6 +73,7 @@ class SweepConfig:
     widths: tuple[int, ...]  # at the base's depth, rising
     depths: tuple[int, ...]  # at the base's width, rising
     axes: Mapping[str, tuple[float, ...]]  # of hyperparameters, learning rate first
+    base_axes: Mapping[str, tuple[float, ...]]  # of those tuned at the base beforehand
     choices: tuple[Mapping[str, Any], ...]  # combinations of other keys, at least {}
     seeds: int  # runs of each grid point
     average_last: int  # a run's final loss is the mean over so many last steps
@@ -102,6 +103,7 @@ class SweepConfig:
                 key: value.plain() for key, value in self.parametrizations.items()
             },
             "axes": {name: list(values) for name, values in self.axes.items()},
+            "base_axes": {name: list(grid) for name, grid in self.base_axes.items()},
             "choices": public([dict(choice) for choice in self.choices]),
             "widths": list(self.widths),
             "depths": list(self.depths),
@@ -182,6 +184,7 @@ _CHECKS: dict[str, Check] = {
     "widths": several,
     "depths": several,
     "axes": options,
+    "base_axes": options,
     "choices": several,
     "parametrizations": options,
     "only": texts,
@@ -237,6 +240,7 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
         widths=_sizes("widths", section, sizes_of(base).width),
         depths=_sizes("depths", section, sizes_of(base).depth),
         axes=axes,
+        base_axes=_base_axes(section, base, axes),
         choices=_choices(section, base, axes),
         seeds=section["seeds"],
         average_last=average,
@@ -251,7 +255,8 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
 
 
 def _check_amounts(config: SweepConfig) -> None:
-    runs = config.seeds * math.prod(map(len, config.axes.values()))
+    axes = config.axes | config.base_axes
+    runs = config.seeds * math.prod(map(len, axes.values()))
     if runs > _MOST_RUNS:
         raise UserError(
             f"sweep.axes and sweep.seeds make {runs} runs of each size; at most "
@@ -375,16 +380,7 @@ def _axes(
     section: Mapping[str, Any], base: RunConfig, rate: float | None
 ) -> dict[str, tuple[float, ...]]:
     """The swept hyperparameters and their values; the learning rate comes first."""
-    given = {k: grid for k, grid in section["axes"].items() if grid not in (None, "")}
-    known = tunable(base.optimizer.name, base.modules)
-    for name in given:
-        if name not in known:
-            raise UserError(
-                f"sweep.axes has {name!r}, which is not a number that "
-                f"{base.optimizer.name!r} or the run takes; it can have "
-                f"{', '.join(known)}; anything else goes into sweep.choices, e.g. "
-                "(('schedule.name', ('constant', 'cosine')),)"
-            )
+    given = _grids("axes", section, base)
     if "learning_rate" not in given:
         if rate is None:
             raise UserError(
@@ -393,9 +389,7 @@ def _axes(
             )
         half = _DEFAULT_VALUES // 2
         given["learning_rate"] = [rate * 2.0**i for i in range(-half, half + 1)]
-    axes = {name: grids.parse(name, grid) for name, grid in given.items()}
-    for name, values in axes.items():
-        grids.check_range(name, values)
+    axes = _parsed(given)
     rates = axes.pop("learning_rate")
     if len(rates) < 3:
         raise UserError(
@@ -403,6 +397,44 @@ def _axes(
             "at least three learning rates, e.g. '2**[-12:-3:1]'"
         )
     return {"learning_rate": rates, **axes}
+
+
+def _base_axes(
+    section: Mapping[str, Any], base: RunConfig, axes: Collection[str]
+) -> dict[str, tuple[float, ...]]:
+    """The hyperparameters that are tuned at the base, before the sweep."""
+    given = _grids("base_axes", section, base)
+    for name in given:
+        if name in axes:
+            raise UserError(
+                f"sweep.base_axes has {name!r}, and the sweep has this axis at every "
+                "size; leave it out of sweep.base_axes"
+            )
+    return _parsed(given)
+
+
+def _grids(key: str, section: Mapping[str, Any], base: RunConfig) -> dict[str, Any]:
+    """The grids of sweep.axes or sweep.base_axes, whose names are checked."""
+    given = {
+        name: grid for name, grid in section[key].items() if grid not in (None, "")
+    }
+    known = tunable(base.optimizer.name, base.modules)
+    for name in given:
+        if name not in known:
+            raise UserError(
+                f"sweep.{key} has {name!r}, which is not a number that "
+                f"{base.optimizer.name!r} or the run takes; it can have "
+                f"{', '.join(known)}; anything else goes into sweep.choices, e.g. "
+                "(('schedule.name', ('constant', 'cosine')),)"
+            )
+    return given
+
+
+def _parsed(given: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    axes = {name: grids.parse(name, grid) for name, grid in given.items()}
+    for name, values in axes.items():
+        grids.check_range(name, values)
+    return axes
 
 
 def _choices(

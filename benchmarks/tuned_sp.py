@@ -1,0 +1,255 @@
+"""Compare models tuned at the base only with SP tuned at the size that is trained.
+
+    python -m benchmarks.tuned_sp resmlp     # trains, and adds to the table
+    python -m benchmarks.tuned_sp gpt --dataset text:FILE
+    python -m benchmarks.tuned_sp            # writes the page, from the table
+
+Four ways to train a model of some size, each with the same number of seeds:
+
+- `rate`: the learning rate that is best at the base.
+- `groups`: the learning rate and the factors of groups of parameters that are best at
+  the base.
+- `sp`: the standard parametrization at the learning rate that is best *at that size*.
+- `sp-groups`: the same, with the factors of `groups`, which the base shares.
+
+An interrupted call resumes. Means over seeds are written to benchmarks/tuned_sp.csv.
+"""
+
+import argparse
+import collections
+import csv
+import dataclasses
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping
+
+from ml_collections import ConfigDict
+
+from mupax.configs import digits_resmlp, gpt_sweep
+from mupax.experiments.sweep import command
+
+FOLDER = pathlib.Path(__file__).parent
+TABLE, PAGE = FOLDER / "tuned_sp.csv", FOLDER / "results.md"
+BEGIN, END = "<!-- begin: python -m benchmarks.tuned_sp -->", "<!-- end -->"
+WAYS = {
+    "rate": "tuned at the base: learning rate",
+    "groups": "tuned at the base: learning rate and groups",
+    "sp": "SP, tuned at this size",
+    "sp-groups": "SP with the base's groups, tuned at this size",
+}
+RATE = "learning_rate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A model, its sizes and what is tuned.
+
+    Attributes:
+      config: of the base's sweep.
+      law: the parametrization of `rate` and `groups`.
+      groups: patterns by name.
+      factors: grids of the groups' learning rates, at the base.
+      rates: grid of the learning rate at the base.
+      sp_rates: grid of the learning rate of SP at each size.
+      widths: at the base's depth.
+      depths: at the base's width.
+      tuning_seeds: runs of each grid point of the base's tuning.
+    """
+
+    config: Callable[[], ConfigDict]
+    law: str
+    groups: Mapping[str, str]
+    factors: Mapping[str, str]
+    rates: str
+    sp_rates: str
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    tuning_seeds: int = 4
+    seeds: int = 4
+
+
+def _gpt() -> ConfigDict:
+    config = gpt_sweep.get_config()
+    config.steps = 300
+    config.schedule.name = "cosine"
+    config.schedule.warmup = 30
+    config.model.width = 64
+    return config
+
+
+COMPARISONS = {
+    "resmlp": Comparison(
+        config=digits_resmlp.get_config,
+        law="depth_mup",
+        groups={"hidden": "role:hidden"},
+        factors={"hidden": "2**[0:3]"},
+        rates="2**[-10:-5:0.5]",
+        sp_rates="2**[-13:-6:0.5]",
+        widths=(64, 256),
+        depths=(8, 32, 128),
+    ),
+    "gpt": Comparison(
+        config=_gpt,
+        law="completep",
+        groups={"hidden": "role:hidden", "input": "role:input"},
+        factors={"hidden": "2**[-1:2]", "input": "2**[-2:2:2]"},
+        rates="2**[-9:-4]",
+        sp_rates="2**[-9.5:-6.5:0.5]",
+        widths=(64, 128),
+        depths=(2, 8),
+        tuning_seeds=2,
+    ),
+}
+
+
+def train(name: str, folder: pathlib.Path, dataset: str | None) -> None:
+    """Tune the base, train every size in every way, and write the means."""
+    compared = COMPARISONS[name]
+    axes = {f"{group}/{RATE}": grid for group, grid in compared.factors.items()}
+
+    def sweep(
+        way: str, law: str, grids: Mapping[str, object], factors: Mapping[str, float]
+    ) -> list[dict[str, str]]:
+        config = compared.config()
+        if "target" in config:
+            del config.target
+        config.dataset = dataset or config.dataset
+        config.modules = ConfigDict(
+            {
+                group: {"pattern": pattern}
+                | ({RATE: factors[group]} if group in factors else {})
+                for group, pattern in compared.groups.items()
+                if group in factors or f"{group}/{RATE}" in grids
+            }
+        )
+        config.sweep.parametrizations = ConfigDict({law: {"name": law}})
+        config.sweep.axes = ConfigDict(grids)
+        config.sweep.base_axes = ConfigDict()
+        alone = way == "base"
+        config.sweep.widths = compared.widths[:1] if alone else compared.widths
+        config.sweep.depths = compared.depths[:1] if alone else compared.depths
+        config.sweep.seeds = compared.tuning_seeds if alone else compared.seeds
+        command.run(config, folder / way, [])
+        with (folder / way / "results.csv").open() as file:
+            return list(csv.DictReader(file))
+
+    base = means(sweep("base", compared.law, {RATE: compared.rates, **axes}, {}))
+    plain = {key: loss for key, (loss, _) in base.items() if set(key[3:]) <= {1.0}}
+    best = {"rate": min(plain, key=lambda key: plain[key])}
+    best["groups"] = min(base, key=lambda key: base[key][0])
+    factors = dict(zip(compared.factors, best["groups"][3:], strict=True))
+    for way in WAYS:
+        law = "sp" if way.startswith("sp") else compared.law
+        tuned = best[way][2] if way in best else None
+        near = None if tuned is None else [tuned * 2.0 ** (i / 2) for i in (-1, 0, 1)]
+        given = factors if way.endswith("groups") else {}
+        runs = sweep(way, law, {RATE: near or compared.sp_rates}, given)
+        rows = [
+            {
+                "model": name,
+                "way": way,
+                "width": int(width),
+                "depth": int(depth),
+                "factors": " ".join(f"{k}={v:g}" for k, v in given.items()),
+                "log2_lr": round(math.log2(rate), 3),
+                "tuned": "" if tuned is None else round(math.log2(tuned), 3),
+                "seeds": compared.seeds,
+                "loss": "" if math.isinf(loss) else f"{loss:.5g}",
+                "error": f"{error:.2g}",
+            }
+            for (width, depth, rate), (loss, error) in means(runs).items()
+        ]
+        others = [r for r in table() if (r["model"], r["way"]) != (name, way)]
+        with TABLE.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows([*others, *rows])
+
+
+def means(
+    rows: list[dict[str, str]],
+) -> dict[tuple[float, ...], tuple[float, float]]:
+    """Mean and standard error over seeds by (width, depth, learning rate, *factors).
+
+    The mean is infinite if a seed diverged.
+    """
+    losses = collections.defaultdict(list)
+    for row in rows:
+        factors = [key for key in row if "/" in key]
+        key = tuple(float(row[k]) for k in ("width", "depth", RATE, *factors))
+        losses[key].append(float(row["loss"] or "inf"))
+    return {
+        key: (
+            statistics.fmean(values),
+            0.0
+            if math.inf in values
+            else statistics.stdev(values) / math.sqrt(len(values)),
+        )
+        for key, values in losses.items()
+    }
+
+
+def table() -> list[dict[str, str]]:
+    """The lines of the committed table."""
+    if not TABLE.exists():
+        return []
+    with TABLE.open() as file:
+        return list(csv.DictReader(file))
+
+
+def page() -> str:
+    """A line for each model and size."""
+    sizes: dict[tuple[str, int, int], dict[str, str]] = {}
+    for row in table():
+        here = sizes.setdefault(
+            (row["model"], int(row["width"]), int(row["depth"])),
+            dict.fromkeys(WAYS, ""),
+        )
+        if row["tuned"] and row["log2_lr"] == row["tuned"]:
+            here[row["way"]] = _cell(row)
+    for (model, width, depth), here in sizes.items():
+        for way in ("sp", "sp-groups"):
+            rows = [
+                row
+                for row in table()
+                if (row["model"], row["way"]) == (model, way)
+                and (int(row["width"]), int(row["depth"])) == (width, depth)
+            ]
+            trained = [row for row in rows if row["loss"]]
+            if trained:
+                here[way] = _cell(min(trained, key=lambda row: float(row["loss"])))
+            elif rows:
+                here[way] = "diverges at each rate"
+    lines = [
+        f"| model | width x depth | {' | '.join(WAYS.values())} |",
+        "|" + "---|" * (2 + len(WAYS)),
+    ]
+    for (model, width, depth), here in sorted(sizes.items()):
+        cells = " | ".join(here.values())
+        lines.append(f"| {model} | {width} x {depth} | {cells} |")
+    return "\n".join(lines)
+
+
+def _cell(row: Mapping[str, str]) -> str:
+    if not row["loss"]:
+        return "diverges"
+    return f"{float(row['loss']):.3f} ± {float(row['error']):.3f}"
+
+
+def main() -> None:
+    """Train one comparison, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", choices=list(COMPARISONS))
+    parser.add_argument("--workdir", default="runs/tuned_sp")
+    parser.add_argument("--dataset")
+    given = parser.parse_args()
+    if given.model:
+        train(given.model, pathlib.Path(given.workdir, given.model), given.dataset)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{page()}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
