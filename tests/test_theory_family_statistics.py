@@ -80,11 +80,12 @@ def test_the_ntk_moves_as_equation_2_14_says():
     assert left[0] / left[1] == pytest.approx(8, rel=0.2)
 
 
-def test_s_moves_the_second_differentials_by_n_to_the_s_and_nothing_else():
+@pytest.mark.parametrize("biases", [{}, {"bias_scale": 0.3, "bias_rate": 0.7}])
+def test_s_moves_the_second_differentials_by_n_to_the_s_and_nothing_else(biases):
     # Seed by seed, hence to rounding: eq. 4.3 is free of s, 4.6 and 4.9 are not.
-    start = family_statistics.statistics(16, 3, 0.0, seeds=256)
+    start = family_statistics.statistics(16, 3, 0.0, **biases, seeds=256)
     for s in (0.5, 1.0):
-        computed = family_statistics.statistics(16, 3, s, seeds=256)
+        computed = family_statistics.statistics(16, 3, s, **biases, seeds=256)
         assert computed.ntk == pytest.approx(start.ntk)
         assert computed.z_dntk == pytest.approx(start.z_dntk)
         assert computed.ddntk_1 == pytest.approx(start.ddntk_1 * 16**s)
@@ -106,9 +107,29 @@ def test_one_hidden_linear_layer_has_its_exact_values(s):
     assert max(computed.error["z_dntk"] * n, computed.error["ntk"]) < 0.03
 
 
-def test_the_effects_fall_as_one_over_the_width():
+@pytest.mark.parametrize("s", [0.0, 1.0])
+def test_one_hidden_linear_layer_with_biases_has_its_exact_values(s):
+    # Of z = W (U x + b) + b', with C_b = c and λ_b = r where all else is 1.
+    n, c, r = 16, 0.5, 0.25
+    computed = family_statistics.statistics(
+        n, 2, s, activation=linear, bias_scale=c, bias_rate=r, seeds=800
+    )
+    kernel = 1 + c + r + (1 + r)
+    expected = {
+        "output_variance": (1 + 2 * c) / n**s,
+        "ntk": kernel,
+        "z_dntk": 2 * (1 + r) * (1 + c) / n / kernel**2,
+    }
+    for name, value in expected.items():
+        assert abs(getattr(computed, name) - value) < 4 * computed.error[name]
+        assert computed.error[name] < 0.1 * value
+    assert computed.ddntk_1 == 0
+
+
+@pytest.mark.parametrize("biases", [{}, {"bias_rate": 1.0}])
+def test_the_effects_fall_as_one_over_the_width(biases):
     sizes = (16, 64)
-    computed = [family_statistics.statistics(n, 3, seeds=256) for n in sizes]
+    computed = [family_statistics.statistics(n, 3, **biases, seeds=256) for n in sizes]
     for name in ("ntk_variance", *FIELDS):
         slope, error = log_slope(sizes, computed, name)
         assert error < 0.2
@@ -139,6 +160,8 @@ def test_networks_of_one_emergent_scale_learn_alike():
 def test_bad_input_is_refused():
     with pytest.raises(UserError, match="depth=1"):
         family_statistics.statistics(8, 1)
+    with pytest.raises(UserError, match="give bias_rate too"):
+        family_statistics.statistics(8, 2, bias_scale=0.1)
     with pytest.raises(UserError, match=r"s=1\.5"):
         family_statistics.statistics(8, 2, 1.5)
     with pytest.raises(UserError, match=r"would take [\d.e+]+ GiB"):

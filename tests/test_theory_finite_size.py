@@ -39,13 +39,16 @@ def test_linear_networks_scatter_around_their_exact_limit():
     np.testing.assert_array_less(miss, 4 * error)
 
 
-def test_the_variance_falls_as_one_over_the_width():
+def test_the_variance_falls_as_one_over_the_width_and_over_the_ensemble():
     x, y = task()
     widths = (16, 128)
     trained = finite_size.train(x, y, widths=widths, depths=(4,), seeds=64)
     error = slope_error(64, widths)
     assert error < 0.13
     assert abs(trained.width_law() + 1) < 3 * error
+    # Four networks to an ensemble: a quarter, within three errors of 16 ensembles.
+    ratio = trained.ensembled(4) / trained.variance
+    np.testing.assert_allclose(ratio, 0.25, atol=3 * 0.25 * np.sqrt(2 / 15))
 
 
 @pytest.mark.long
@@ -83,3 +86,6 @@ def test_bad_input_is_refused():
         finite_size.train(x, y, depths=(4, 12))
     with pytest.raises(UserError, match=r"1\.64e\+05 GiB of memory"):
         finite_size.train(x, y, widths=(64,), depths=(2**30,))
+    errors = finite_size.Errors((8,), (2,), np.zeros((1, 1, 4, 1)))
+    with pytest.raises(UserError, match="need 6 seeds"):
+        errors.ensembled(3)

@@ -2,10 +2,12 @@ r"""The NTK and its differentials at initialization, which measure feature learn
 
 Yaida, "Meta-principled family of hyperparameter scaling strategies". A perceptron of
 L layers and width n (eq. 2.1, 2.2) in the family s (eq. 3.16 to 3.20), s = 0 the
-neural-tangent and s = 1 the maximal-update scaling, without biases:
+neural-tangent and s = 1 the maximal-update scaling, with optional biases:
 
     W^l ~ N(0, C_W / n_{l-1}),  η λ_l = n^s λ_W / n_{l-1}   for l < L,
-    W^L ~ N(0, C_W / n^{1+s}),  η λ_L = λ_W / n.
+    W^L ~ N(0, C_W / n^{1+s}),  η λ_L = λ_W / n,
+    b^l ~ N(0, C_b),            η λ_l = n^s λ_b             for l < L,
+    b^L ~ N(0, C_b / n^s),      η λ_L = λ_b.
 
 With v_j = Λ ∇f_j and all powers of η included, the differentials are derivatives of f
 along the v (eq. 2.11 to 2.13, 2.15):
@@ -144,6 +146,8 @@ def statistics(
     features: int | None = None,
     weight_scale: float = 1.0,
     rate: float = 1.0,
+    bias_scale: float = 0.0,
+    bias_rate: float = 0.0,
     seeds: int = 64,
 ) -> Statistics:
     """Measure the averages of eq. 4.3, 4.6 and 4.9 over random networks.
@@ -156,11 +160,14 @@ def statistics(
       features: n_0; by default `width`. The input has all entries one.
       weight_scale: C_W; 1 is critical for tanh and linear networks.
       rate: λ_W η_0, of every layer.
+      bias_scale: C_b; 0 is critical for tanh and linear networks.
+      bias_rate: λ_b η_0, of every layer; 0 for a network without biases.
       seeds: number of networks.
 
     Raises:
-      UserError: depth below 2, width, seeds or a scale that is not positive, s out of
-        [0, 1], or a network that would not fit in memory (with its bytes).
+      UserError: depth below 2, width, seeds or a scale that is not positive, biases
+        that do not train, s out of [0, 1], or a network that would not fit in memory
+        (with its bytes).
 
     Source: Yaida, eq. 3.16 to 3.20 and section IV.
 
@@ -173,6 +180,11 @@ def statistics(
         raise UserError(
             f"depth={depth} and seeds={seeds} must be at least 2; width={width}, "
             f"weight_scale={weight_scale:g} and rate={rate:g} positive"
+        )
+    if min(bias_scale, bias_rate) < 0 or (bias_scale > 0 and bias_rate == 0):
+        raise UserError(
+            f"bias_scale={bias_scale:g} and bias_rate={bias_rate:g} must not be "
+            "negative, and biases must train: give bias_rate too"
         )
     if not 0 <= s <= 1:
         raise UserError(f"s={s:g} must be in [0, 1] (Yaida, section III C)")
@@ -188,7 +200,8 @@ def statistics(
             jnp.arange(seeds),
             (features or width, width, depth),
             activation,
-            jnp.asarray([s, weight_scale, rate], jnp.float64),
+            jnp.asarray([s, weight_scale, rate, bias_scale, bias_rate], jnp.float64),
+            bias_rate > 0,
         )
         z, ntk, dntk, dd_1, dd_2 = (np.asarray(part).reshape(seeds) for part in sample)
 
@@ -212,27 +225,32 @@ def statistics(
     return Statistics(width, depth, s, **value, error=error)
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "activation"))
+@functools.partial(jax.jit, static_argnames=("shape", "activation", "biased"))
 def _sample(
     seeds: Array,
     shape: tuple[int, int, int],
     activation: Activation,
-    scales: Float[Array, "3"],
+    scales: Float[Array, "5"],
+    biased: bool,
 ) -> Differentials:
     features, width, depth = shape
-    s, weight_scale, rate = scales
+    s, weight_scale, rate, bias_scale, bias_rate = scales
     # In units of √(η λ_l) every learning rate is one, and W^l = unit · parameter.
     first = jnp.sqrt(rate * width**s / features)
     hidden, last = jnp.sqrt(rate * width**s / width), jnp.sqrt(rate / width)
     # √(C_W / n_{l-1}) / unit is n^(-s/2) √(C_W / rate) in every layer.
     std = jnp.sqrt(weight_scale / rate) * width ** (-s / 2)
+    # The same holds for biases.
+    shift, last_shift = jnp.sqrt(bias_rate * width**s), jnp.sqrt(bias_rate)
+    bias_std = jnp.sqrt(bias_scale / bias_rate) * width ** (-s / 2)
 
     def f(params: Any, x: Array) -> Array:
-        read, blocks, out = params
-        z = first * read @ x
-        for w in blocks:
-            z = hidden * w @ activation(z)
-        return last * out @ activation(z)
+        (read, blocks, out), biases = params
+        bs, b = biases or (jnp.zeros(depth - 1), 0.0)
+        z = first * read @ x + shift * bs[0]
+        for w, bias in zip(blocks, bs[1:], strict=True):
+            z = hidden * w @ activation(z) + shift * bias
+        return last * out @ activation(z) + last_shift * b
 
     def network(seed: Array) -> Differentials:
         keys = jax.random.split(jax.random.key(seed), 5)
@@ -241,6 +259,11 @@ def _sample(
             std * jax.random.normal(keys[1], (depth - 2, width, width)),
             std * jax.random.normal(keys[2], (width,)),
         )
-        return differentials(f, weights, jnp.ones((1, features)))
+        biases = (
+            bias_std * jax.random.normal(keys[3], (depth - 1, width)),
+            bias_std * jax.random.normal(keys[4]),
+        )
+        params = weights, biases if biased else ()
+        return differentials(f, params, jnp.ones((1, features)))
 
     return jax.lax.map(network, seeds)

@@ -1,4 +1,4 @@
-r"""Errors of finite width and depth after training.
+r"""Errors of finite width and depth after training, and the effect of ensembles.
 
 Bordelon et al., Figures 5 and B.7 and appendices H, I: after a fixed number of steps
 the output of a network of width N and depth L differs from its joint limit by
@@ -71,6 +71,22 @@ class Errors:
     def depth_law(self) -> float:
         """Exponent of the gaps in the depth, at the largest width; -1 expected."""
         return fit_power_law(self.depths[:-1], self.depth_gaps[-1])
+
+    def ensembled(self, size: int) -> Float[np.ndarray, "widths depths"]:
+        """The variance of averages of `size` networks each.
+
+        Raises:
+          UserError: fewer than two such ensembles were trained.
+        """
+        count = self.outputs.shape[2] // size
+        if size < 1 or count < 2:
+            raise UserError(
+                f"ensembles of {size} need {2 * size} seeds; there are "
+                f"{self.outputs.shape[2]}"
+            )
+        shape = (*self.outputs.shape[:2], count, size, -1)
+        means = self.outputs[:, :, : count * size].reshape(shape).mean(axis=3)
+        return means.var(axis=2, ddof=1).mean(axis=-1)
 
 
 def train(
