@@ -163,8 +163,8 @@ class Branches:
         for branch in [*self.all]:
             nodes = [self._program.nodes[i] for i in sorted(branch.inside)]
             for first in (branch.trunk, *nodes):
-                known = first.id in self._trunks or not self._is_addition(first)
-                if known or not first.line or first.line != branch.add.line:
+                same = bool(first.line) and first.line == branch.add.line
+                if not same or not self._is_addition(first) or self._is_known(first):
                     continue
                 at = branch.add.operands[1] is branch.end
                 skip, end = first.operands[1 - at], first.operands[at]
@@ -177,6 +177,9 @@ class Branches:
                     made = self._made(first, skip, end, inside)
                     self.all += [made] if made is not None else []
         self.all.sort(key=lambda branch: branch.add.id)
+
+    def _is_known(self, add: Node) -> bool:
+        return add.id in self._trunks or any(b.add is add for b in self.all)
 
     def _add_to_parameters(self) -> None:
         """Add the first additions to a stream that starts as a parameter.
@@ -436,9 +439,14 @@ class Branches:
 
     @staticmethod
     def _inner_step(node: Node, factor: float) -> tuple[Node, float]:
-        """The operand of a cast, a reshape or a constant factor; else the node."""
+        """The operand of a cast, a move or a constant factor; else the node."""
         if node.op in MOVES and len(node.operands) == 1:
             return node.operands[0], factor
+        if node.op == "concatenate" and all(x.op == "slice" for x in node.operands):
+            source = node.operands[0].operands[0]
+            is_one = all(x.operands[0] is source for x in node.operands)
+            if is_one and source.shape == node.shape:  # e.g. rolled
+                return source, factor
         if node.op in ("mul", "div") and node.operands[1].value:
             value = node.operands[1].value
             return node.operands[0], factor * (value if node.op == "mul" else 1 / value)

@@ -189,3 +189,41 @@ def additive_coupling_of_two_halves(n, L):
         return x @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def half_of_the_stream_is_updated(n, L):
+    """Additive coupling in place: x[:, :n/2] += f(x[:, n/2:])."""
+    half = n // 2
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(half, n), d=(n, half))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x.at[:, :half].add(jax.nn.relu(x[:, half:] @ w["u"]) @ w["d"])
+            x = jnp.roll(x, half, -1)
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program(
+    {**ENDS, r"b/\d/(w|o)": "Hb", r"b/\d/m": "F", r"b/\d/a": "Fb", r"b/\d/c": "Fe"},
+    deep=True,
+)
+def hyper_connections_of_two_streams(n, L):
+    """Learned numbers mix the streams, and add a block's result to each."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, w=(n, n), o=(n, n), m=(2, 2), a=(2,), c=(2,))}
+
+    def call(p, x):
+        h = jnp.broadcast_to((x @ p["in"])[:, None], (4, 2, n))
+        for w in p["b"]:
+            y = norm(jnp.einsum("bsd,s->bd", h, w["a"]))
+            y = jax.nn.relu(y @ w["w"]) @ w["o"]
+            mixed = jnp.einsum("bsd,st->btd", h, w["m"])
+            h = mixed + y[:, None] * w["c"][:, None]
+        return h.sum(1) @ p["out"]
+
+    return p, X, call
