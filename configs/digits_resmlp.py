@@ -33,8 +33,8 @@ def get_config() -> ConfigDict:
     c.model.train_ends = True  # train the input and output layers too
     c.model.width = 64  # the base's
     c.model.depth = 8
-    # Hidden weights have a learning rate of their own, whose factor is tuned at the base
-    # (docs/howto/modules.md).
+    # Hidden weights have a learning rate of their own, whose factor is tuned at the
+    # base (docs/howto/modules.md).
     c.modules = ConfigDict({"hidden": {"pattern": "role:hidden"}})
     c.optimizer = ConfigDict({"name": "adam"})
     c.learning_rate = 2.0**-6.5  # near the base's optimum

@@ -74,7 +74,7 @@ def files(folder: pathlib.Path) -> dict[str, str]:
 
 
 def names(address: str) -> list[str]:
-    return list(Objects(address).sizes())
+    return Objects(address).names()
 
 
 def checkpoint(folder: pathlib.Path, step: int) -> None:

@@ -135,7 +135,7 @@ def wait_for_checkpoint(address: str, step: int, both: list[subprocess.Popen]) -
     objects = Objects(address)
     until = time.monotonic() + 900
     while time.monotonic() < until:
-        names = (name.split("/") for name in objects.sizes("checkpoints"))
+        names = (name.split("/") for name in objects.names("checkpoints"))
         steps = [
             int(step) for _, step, *last in names if last == ["_CHECKPOINT_METADATA"]
         ]

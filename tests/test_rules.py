@@ -25,7 +25,6 @@ FAMILIES = {
     "relative": ["relative", "lars", "lamb", "adafactor"],
 }
 FAMILY_NAMES = list(FAMILIES)
-RATIOS = {"m_in": 4.0, "m_out": 2.0, "m_last": 8.0}
 
 
 def tables():

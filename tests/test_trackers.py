@@ -78,8 +78,9 @@ def test_a_command_line_with_secrets_is_not_uploaded(fake_wandb, tmp_path, monke
 def test_wandb_gets_a_table_of_the_sweep(fake_wandb, tmp_path):
     (tracker,) = open_trackers(tmp_path, {}, wandb="project")
     tracker.write_sweep(RUNS, {"learning_rate": {"x": np.float64(1.0)}}, "report.html")
+    tracker.close()
     (run,) = fake_wandb.runs
-    ((_, logged),) = run.logged
+    (_, logged), _ = run.logged
     assert logged["runs"].columns == ["learning_rate", "seed", "loss"]
     assert logged["runs"].data == [[0.1, 0, 0.5], [0.2, 0, None]]
     assert logged["report"] == "report.html"
@@ -93,7 +94,7 @@ def test_a_tracker_that_fails_is_left_out_and_does_not_end_the_run(
 
     def log(self, values, step=None):
         steps.append(step)
-        if step == 6:
+        if step in (6, None):
             raise ConnectionError("the server is gone")
 
     monkeypatch.setattr(FakeRun, "log", log)
@@ -103,6 +104,10 @@ def test_a_tracker_that_fails_is_left_out_and_does_not_end_the_run(
     tracker.close()
     assert steps == [3, 6]
     assert caplog.text.count("WandB failed (the server is gone)") == 1
+    (tracker,) = open_trackers(tmp_path, {"seed": 0}, wandb="project")
+    tracker.write_sweep(RUNS, {}, "report.html")
+    tracker.close()
+    assert caplog.text.count("WandB failed (the server is gone)") == 2
 
 
 def test_a_tracker_that_does_not_start_is_one_sentence(fake_wandb, tmp_path):

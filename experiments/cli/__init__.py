@@ -85,7 +85,7 @@ def _refuse(sentence: str) -> int:
 def _say(sentence: str) -> None:
     # One write: `print` writes the end of the line separately, and another thread may
     # come between.
-    sys.stderr.write(f"mupax: {visible(public(sentence))}\n")
+    sys.stderr.write(f"mupax: {visible(sentence)}\n")
 
 
 def _version() -> str:

@@ -218,7 +218,7 @@ class _Column:
 
 
 def _table(where: str, table: Any, image: str | None, label: str | None) -> Split:
-    """A dataset of Hugging Face. ImageFiles images are read when they are needed."""
+    """A dataset of Hugging Face. Encoded images are read when they are needed."""
     features = table.features
     image = image or _feature(where, "image", features, "Image", _IMAGE_KEYS)
     label = label or _feature(where, "label", features, "ClassLabel", _LABEL_KEYS)

@@ -41,7 +41,7 @@ def objects(items: Sequence[Any]) -> np.ndarray:
 
 
 def labelled(where: str, images: Any, labels: Any, names: Any = None) -> Split:
-    """A part with one label per image, or a UserError."""
+    """A split with one label per image, or a UserError."""
     array = np.asarray(labels)
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.ndim != 1 or not len(array) or len(array) != len(images):

@@ -132,9 +132,9 @@ class _Run:
         for _ in range(_ATTEMPTS):
             shutil.rmtree(self._place, ignore_errors=True)
             self._place.mkdir(parents=True)
-            sizes = self._objects.sizes()
-            torn = {n for n in sizes if _folder(n) and _last(_folder(n)) not in sizes}
-            names = [name for name in sizes if _is_uploaded(name) and name not in torn]
+            there = set(self._objects.names())
+            torn = {n for n in there if _folder(n) and _last(_folder(n)) not in there}
+            names = [name for name in there - torn if _is_uploaded(name)]
             remote.in_parallel(self._get, names)
             lost = {
                 _folder(name) for name in names if not (self._place / name).exists()
@@ -200,7 +200,7 @@ class _Run:
     def _remove(self, folder: str) -> None:
         self.lease.check()
         self._objects.delete([_last(folder)])
-        self._objects.delete(self._objects.sizes(f"{folder}/"))
+        self._objects.delete(self._objects.names(f"{folder}/"))
         self._folders.discard(folder)
 
     @contextlib.contextmanager

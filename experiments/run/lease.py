@@ -36,22 +36,21 @@ class Objects:
         """The path of an object in the file system."""
         return f"{self._root}/{name}"
 
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        """The sizes of the objects whose names begin with a prefix, sorted by name."""
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of the objects that begin with a prefix, sorted."""
         self.system.invalidate_cache()
         start = f"{self._root}/".lstrip("/")
         try:
-            found = self.system.find(self.at(prefix).rstrip("/"), detail=True)
+            found = self.system.find(self.at(prefix).rstrip("/"))
         except FileNotFoundError:
-            return {}
-        names = {path.lstrip("/"): info["size"] for path, info in found.items()}
-        return {
-            name[len(start) :]: size
-            for name, size in sorted(names.items())
+            return []
+        return [
+            name[len(start) :]
+            for name in sorted(path.lstrip("/") for path in found)
             if name.startswith(start)
             and not name.endswith("/")
             and ".." not in name.split("/")  # it would be copied to another directory
-        }
+        ]
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; ignore those that do not exist."""
@@ -106,7 +105,7 @@ class Lease:
           UserError: another process holds the run, or the address has other files.
         """
         before = self._newest()
-        if not before.number and (names := list(self._objects.sizes())):
+        if not before.number and (names := self._objects.names()):
             raise UserError(
                 f"{self._objects.address} holds files that do not belong to a mupax "
                 f"run, e.g. {names[0]}; choose another --workdir, or an empty one"
@@ -138,7 +137,7 @@ class Lease:
         return float(self._system.modified(self._objects.at(name)).timestamp())
 
     def _newest(self) -> _Record:
-        while names := self._objects.sizes(_LEASES):
+        while names := self._objects.names(_LEASES):
             number = max(int(name.rpartition("/")[2]) for name in names)
             with contextlib.suppress(FileNotFoundError):  # removed after a newer one
                 text = self._system.cat_file(self._objects.at(f"{_LEASES}{number}"))

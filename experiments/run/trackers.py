@@ -40,6 +40,7 @@ class Tracker:
 
     def write_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
         """Log a finished sweep: settings and loss of its runs, and a page's path."""
+        self._thread.submit(self._try, self._log_sweep, runs, verdicts, report)
 
     def close(self) -> None:
         """End the run."""
@@ -47,6 +48,9 @@ class Tracker:
         self._thread.shutdown()
 
     def _log(self, step: int, values: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def _log_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
         raise NotImplementedError
 
     def _end(self) -> None:
@@ -59,8 +63,8 @@ class Tracker:
         except Exception as error:  # of a server, the network, a disk or the client
             self._failed = True
             logging.warning(
-                "%s failed (%s) and gets no more metrics of this run; metrics.jsonl "
-                "has all of them.",
+                "%s failed (%s) and logs nothing more of this run; the run directory "
+                "has all results.",
                 type(self).__name__,
                 error,
             )
@@ -99,7 +103,7 @@ def open_trackers(
 
 
 class TensorBoard(Tracker):
-    """An event file."""
+    """An event file of a run's metrics; sweeps are not logged."""
 
     def __init__(self, folder: pathlib.Path):
         super().__init__()
@@ -161,7 +165,7 @@ class WandB(Tracker):
     def _log(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
 
-    def write_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
+    def _log_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
         names = list(dict.fromkeys(name for run in runs for name in run))
         cells = [[run.get(name) for name in names] for run in runs]
         table = self._wandb.Table(columns=names, data=cells)
@@ -195,7 +199,7 @@ class MLflow(Tracker):
     def _log(self, step: int, values: dict[str, float]) -> None:
         self._mlflow.log_metrics(values, step, run_id=self._id)
 
-    def write_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
+    def _log_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
         self._client.log_text(self._id, _text(list(runs)), "runs.json")
         self._client.log_text(self._id, _text(verdicts), "sweep.json")
         self._client.log_artifact(self._id, report)

@@ -22,11 +22,13 @@ from .store import Store
 
 # Settings that may change between calls in a run directory. Stored runs are kept.
 _FREE = (
-    *(
-        f"sweep.{name}"
-        for name in ("axes", "base_axes", "choices", "parametrizations", "seeds")
-    ),
-    *("sweep.depths", "sweep.widths"),
+    "sweep.axes",
+    "sweep.base_axes",
+    "sweep.choices",
+    "sweep.depths",
+    "sweep.parametrizations",
+    "sweep.seeds",
+    "sweep.widths",
 )
 
 
@@ -123,7 +125,6 @@ def track(config: SweepConfig, data: report.SweepData, directory: pathlib.Path) 
     for tracker in open_trackers(
         directory,
         config.settings(),
-        tensorboard=base.tensorboard,
         wandb=base.wandb,
         mlflow=base.mlflow,
     ):
