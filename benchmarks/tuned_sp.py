@@ -52,8 +52,8 @@ class Comparison:
       factors: grids of the groups' learning rates, at the base.
       rates: grid of the learning rate at the base.
       sp_rates: grid of the learning rate of SP at each size.
-      widths: at the base's depth.
-      depths: at the base's width.
+      widths: at the base's depth, the base first.
+      depths: at the base's width, the base first.
       tuning_seeds: runs of each grid point of the base's tuning.
     """
 
@@ -86,8 +86,8 @@ COMPARISONS = {
         factors={"hidden": "2**[0:3]"},
         rates="2**[-10:-5:0.5]",
         sp_rates="2**[-13:-6:0.5]",
-        widths=(64, 256),
-        depths=(8, 32, 128),
+        widths=(64, 32, 128, 256),
+        depths=(8, 4, 16, 32, 64, 128),
     ),
     "gpt": Comparison(
         config=_gpt,

@@ -255,7 +255,7 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
 
 
 def _check_amounts(config: SweepConfig) -> None:
-    axes = config.axes | config.base_axes
+    axes = {**config.axes, **config.base_axes}
     runs = config.seeds * math.prod(map(len, axes.values()))
     if runs > _MOST_RUNS:
         raise UserError(
