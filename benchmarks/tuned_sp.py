@@ -24,6 +24,7 @@ import pathlib
 import statistics
 from collections.abc import Callable, Mapping
 
+from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from mupax.configs import digits_resmlp, gpt_sweep
@@ -198,41 +199,80 @@ def table() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def best() -> dict[tuple[str, int, int, str], dict[str, str] | None]:
+    """The line of each model, size and way; None where each rate diverges.
+
+    It is that of the base's best learning rate, or for SP that of least loss. The way
+    "sp-base" is SP at the base's best learning rate.
+    """
+    rates = {row["model"]: row["tuned"] for row in table() if row["way"] == "rate"}
+    found: dict[tuple[str, int, int, str], dict[str, str] | None] = {}
+    for row in table():
+        size = row["model"], int(row["width"]), int(row["depth"])
+        line = row if row["loss"] else None
+        if row["tuned"]:
+            if row["log2_lr"] == row["tuned"]:
+                found[*size, row["way"]] = line
+            continue
+        if row["way"] == "sp" and row["log2_lr"] == rates[row["model"]]:
+            found[*size, "sp-base"] = line
+        before = found.setdefault((*size, row["way"]), line)
+        if line and (before is None or float(line["loss"]) < float(before["loss"])):
+            found[*size, row["way"]] = line
+    return found
+
+
 def page() -> str:
     """A line for each model and size."""
-    sizes: dict[tuple[str, int, int], dict[str, str]] = {}
-    for row in table():
-        here = sizes.setdefault(
-            (row["model"], int(row["width"]), int(row["depth"])),
-            dict.fromkeys(WAYS, ""),
-        )
-        if row["tuned"] and row["log2_lr"] == row["tuned"]:
-            here[row["way"]] = _cell(row)
-    for (model, width, depth), here in sizes.items():
-        for way in ("sp", "sp-groups"):
-            rows = [
-                row
-                for row in table()
-                if (row["model"], row["way"]) == (model, way)
-                and (int(row["width"]), int(row["depth"])) == (width, depth)
-            ]
-            trained = [row for row in rows if row["loss"]]
-            if trained:
-                here[way] = _cell(min(trained, key=lambda row: float(row["loss"])))
-            elif rows:
-                here[way] = "diverges at each rate"
-    lines = [
+    lines = best()
+    text = [
         f"| model | width x depth | {' | '.join(WAYS.values())} |",
         "|" + "---|" * (2 + len(WAYS)),
     ]
-    for (model, width, depth), here in sorted(sizes.items()):
-        cells = " | ".join(here.values())
-        lines.append(f"| {model} | {width} x {depth} | {cells} |")
-    return "\n".join(lines)
+    for model, width, depth in sorted({key[:3] for key in lines}):
+        cells = [_cell(lines.get((model, width, depth, way))) for way in WAYS]
+        text.append(f"| {model} | {width} x {depth} | {' | '.join(cells)} |")
+    return "\n".join(text)
 
 
-def _cell(row: Mapping[str, str]) -> str:
-    if not row["loss"]:
+def draw(path: pathlib.Path) -> None:
+    """Draw the losses of the residual MLP over depth and over width."""
+    lines = best()
+    base = COMPARISONS["resmlp"]
+    width, depth = base.widths[0], base.depths[0]
+    styles = {
+        "groups": ("mupax: tuned once, at the base, with groups", "C0", "o-"),
+        "rate": ("mupax: one learning rate, tuned at the base", "C0", "o:"),
+        "sp": ("standard parametrization, tuned again at each size", "C1", "s-"),
+        "sp-base": (
+            "standard parametrization, tuned at the base",
+            "C1",
+            "s:",
+        ),
+    }
+    canvas = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = canvas.subplots(1, 2, sharey=True)
+    for panel, sizes, at in (
+        (axes[0], sorted(base.depths), lambda n: (width, n)),
+        (axes[1], sorted(base.widths), lambda n: (n, depth)),
+    ):
+        for way, (label, color, style) in styles.items():
+            rows = [(n, lines[("resmlp", *at(n), way)]) for n in sizes]
+            trained = [(n, float(row["loss"])) for n, row in rows if row]
+            panel.plot(*zip(*trained, strict=True), style, color=color, label=label)
+        panel.set(xscale="log", yscale="log", xticks=sizes, xticklabels=sizes)
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+    ticks = (0.25, 0.5, 1, 2)
+    axes[0].set(ylabel="training loss", ylim=(0.2, 3), yticks=ticks, yticklabels=ticks)
+    axes[0].set_xlabel(f"blocks, at width {width}; base: {depth}")
+    axes[1].set_xlabel(f"width, at {depth} blocks; base: {width}")
+    axes[1].legend(frameon=False, fontsize=8, loc="upper right")
+    canvas.savefig(path, dpi=160)
+
+
+def _cell(row: Mapping[str, str] | None) -> str:
+    if row is None:
         return "diverges"
     return f"{float(row['loss']):.3f} ± {float(row['error']):.3f}"
 
@@ -249,6 +289,7 @@ def main() -> None:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n\n{page()}\n\n{END}{after}")
+    draw(FOLDER.parent / "docs" / "tuned_sp.png")
 
 
 if __name__ == "__main__":
