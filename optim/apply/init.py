@@ -280,8 +280,8 @@ _NEAR, _FAR = 3.0, 4.0
 # Fewer entries do not show heavy tails: there, the two must lie so far apart. Measured
 # false alarms on readouts of few entries: none in 880,000 pairs of a base and a target,
 # for each of the normal, truncated normal, uniform, Laplace and t distributions (t with
-# 5 degrees of freedom). On readouts of 640 and 960 entries: 5 in 100,000 pairs of normal
-# ones, 2 of Laplace ones.
+# 5 degrees of freedom). On readouts of 640 and 960 entries: 5 in 100,000 pairs for
+# normal, 2 for Laplace.
 _FEW, _APART = 200, 8.0
 
 
