@@ -61,6 +61,25 @@ def _model(
     return _Model(reading, axes, branches, totals, sums, roles)
 
 
+def _numbered(model: _Model) -> dict[tuple[str, int], Node]:
+    """Where loops take one kernel after another of a stack: {(path, axis): node}."""
+    program = model.reading.program
+    found = {}
+    for node in program.nodes:
+        if node.op not in ("dynamic_slice", "gather") or not node.loop:
+            continue
+        stack, *indices = node.operands
+        while stack.op == "convert_element_type":
+            stack = stack.operands[0]
+        if stack.param is None or not any(map(program.is_counted, indices)):
+            continue
+        shape, sizes = stack.shape, node.params["slice_sizes"]
+        taken = [a for a, n in enumerate(sizes) if n == 1 and shape[a] != 1]
+        if len(taken) == 1 and sum(n > 1 for n in sizes) > 1:
+            found[model.reading.path_of[stack.param], taken[0]] = node
+    return found
+
+
 def _growths(
     large: Leaves, small: Leaves, wide: Leaves
 ) -> tuple[dict[str, set[int]], ...]:
@@ -140,6 +159,7 @@ class _Comparison:
 
     def scales(self, point: Parametrization | None, parts: Parts) -> Scales:
         """Roles from the programs, depth from their branches."""
+        self._check_loops()
         counted, depth = self._counted()
         added, ratio = self._added(counted)
         if added and depth == 1:
@@ -167,6 +187,26 @@ class _Comparison:
             point or parametrization("mup"),
             multiplied=own is not None,
         )
+
+    def _check_loops(self) -> None:
+        """Raise a `ValueError` if a loop over layers has no number of its own.
+
+        Their number may be that of an input, which is the same for base and target.
+        """
+        before, after = _numbered(self.small), _numbered(self.large)
+        for (path, axis), node in after.items():
+            twin = self.twin[path]
+            like = before.get((twin, axis))
+            small = self.small.reading.leaves[twin].shape[axis]
+            large = self._leaves[path].shape[axis]
+            if like is not None and small != large and like.runs == node.runs:
+                raise ValueError(
+                    f"a loop takes layer after layer of {path!r} ({node.line}), of "
+                    f"which the base has {small} and the target {large}, but its "
+                    "number of iterations is an input or is not known; let each model "
+                    "count its own layers, e.g. jax.lax.scan(f, x, "
+                    "jnp.arange(len(w))) for the stacked weights w"
+                )
 
     def _scale(self, path: str, depth: float, inside: bool) -> ParamScale:
         leaf = self._leaves[path]

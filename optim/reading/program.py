@@ -487,6 +487,20 @@ class Program:
         starts = self._carried.get(loop, ())
         return not any(x.data for x in starts) and not self.loops[loop][2]
 
+    def is_counted(self, node: Node) -> bool:
+        """Whether a loop counts a value, or takes it from an input of the model."""
+        seen: set[int] = set()
+        stack = [node]
+        while stack:
+            at = stack.pop()
+            given = at.op == "scan_in" and at.operands[0].op == "input"
+            if given or (at.op in ("scan_in", "carry") and not at.data):
+                return True
+            if at.id not in seen and at.op != "carry":
+                seen.add(at.id)
+                stack.extend(at.operands)
+        return False
+
     def carries_through(self, node: Node, loop: int) -> bool:
         """Whether a node of a loop's body is computed from the loop's carry."""
         starts = {x.id for x in self._carried.get(loop, ())}

@@ -227,3 +227,31 @@ def hyper_connections_of_two_streams(n, L):
         return h.sum(1) @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True, asks="count its own layers")
+def layer_numbers_that_are_an_input(n, L, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(L, n, n), d=(L, n, n))
+
+    def call(p, x, numbers):
+        def layer(x, i):
+            return x + mlp({name: p[name].astype(x.dtype)[i] for name in "ud"}, x), None
+
+        numbers = jnp.arange(len(p["u"])) if remedy else numbers
+        return lax.scan(layer, x @ p["in"], numbers)[0] @ p["out"]
+
+    return p, (*X, jnp.arange(L)), call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True, asks="count its own layers")
+def number_of_layers_that_is_an_input(n, L, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(L, n, n), d=(L, n, n))
+
+    def call(p, x, number):
+        def layer(i, x):
+            return x + mlp({name: p[name][i] for name in "ud"}, x)
+
+        number = len(p["u"]) if remedy else number
+        return lax.fori_loop(0, number, layer, x @ p["in"]) @ p["out"]
+
+    return p, (*X, jnp.array(L)), call
