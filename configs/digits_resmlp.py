@@ -37,7 +37,7 @@ def get_config() -> ConfigDict:
     # base (docs/howto/modules.md).
     c.modules = ConfigDict({"hidden": {"pattern": "role:hidden"}})
     c.optimizer = ConfigDict({"name": "adam"})
-    c.learning_rate = 2.0**-6.5  # near the base's optimum
+    c.learning_rate = 2.0**-6.5  # near the base's optimum, without that factor
     c.schedule.name = "cosine"  # a constant rate gives Adam spikes in the final loss
 
     # Proxies: depths at the base width, widths at the base depth.

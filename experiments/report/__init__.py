@@ -22,7 +22,15 @@ __all__ = [
 
 
 def write_report(data: SweepData, workdir: str | os.PathLike[str]) -> pathlib.Path:
-    """Write report.html into an existing directory; returns its path."""
+    """Write report.html.
+
+    Args:
+      data: results of a sweep or transfer.
+      workdir: an existing directory; a file of the same name is replaced.
+
+    Returns:
+      The path of the page.
+    """
     from .page import report_page  # Matplotlib takes a second to import
 
     path = pathlib.Path(workdir) / "report.html"

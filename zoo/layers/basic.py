@@ -421,6 +421,9 @@ def scan_keeping(
       keep: distinct indices of blocks, at least 0.
       remat: as in `scan`.
       lean: as in `scan`.
+
+    Returns:
+      The streams after the blocks in `keep`, in its order.
     """
     graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
     run = _pure(graph, remat, lean, scanned=True)
