@@ -61,7 +61,8 @@ class Axes:
       labels: for each node that depends on parameters alone, and for rows that were
         looked up, the axes of parameters that its axes come from.
       hot: nodes whose entries are one for a choice and zero for others.
-      kernel_sums: nodes that sum over an axis of a parameter, with an activation.
+      kernel_sums: for each node that sums over an axis of a parameter, with an
+        activation, the product that it sums (itself, for `dot_general`).
     """
 
     def __init__(self, program: Program, growing: frozenset[Axis] = NONE):
@@ -80,8 +81,12 @@ class Axes:
         self.units: set[Axis] = set()
         self._normed: set[int] = set()
         self._kernels: dict[int, Labels] = {}  # those that depend on data
+        # For each function of parameters, the axes of those that scale the rows or
+        # columns of a kernel in it, and the diagonal matrices of such parameters.
+        self._gains: dict[int, frozenset[Axis]] = {}
+        self._diagonal: set[int] = set()
         self.hot: set[int] = set()
-        self.kernel_sums: set[int] = set()
+        self.kernel_sums: dict[int, Node] = {}
         self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
         # Functions of parameters that cannot be read, and the operation of each.
         self._lost: dict[int, Node] = {}
@@ -197,6 +202,14 @@ class Axes:
             self.labels[node.id] = self._joined(node, kernels)
             if any(x.id in self._normed for x in node.operands):
                 self._normed.add(node.id)
+            self._keep_gains(node)
+            if node.op in ("mul", "div") and len(kernels) == 2:
+                self._add_gains(node, [self._moved(node, x) for x in kernels])
+            elif node.op in ("mul", "select_n") and self._is_diagonal(node):
+                both = NONE.union(*self.labels[node.id])
+                self.labels[node.id] = both, both
+                self._gains[node.id] = both
+                self._diagonal.add(node.id)
             return
         rows = [x for x in node.operands if x.id in self._rows and self._is_kernel(x)]
         others = [x for x in node.operands if x.data and x.id not in self._rows]
@@ -213,6 +226,27 @@ class Axes:
             for kernel in (*kernels, *(rows if len(data) > 1 or kernels else ())):
                 self._mark(node, [(axes, Use.ENTRY) for axes in self._of(kernel)])
         self._carry_results(node)
+
+    def _is_diagonal(self, node: Node) -> bool:
+        """Whether a vector times the identity is a diagonal matrix."""
+        alone = len([axes for axes in self.labels[node.id] if axes]) == 1
+        return alone and any(map(_is_identity, node.operands))
+
+    def _keep_gains(self, node: Node) -> None:
+        found = NONE.union(*(self._gains.get(x.id, NONE) for x in node.operands))
+        if found:
+            self._gains[node.id] = found
+            if node.op in MOVES and node.operands[0].id in self._diagonal:
+                self._diagonal.add(node.id)
+
+    def _add_gains(self, node: Node, sides: Sequence[Labels]) -> None:
+        """Of two parameters, one may scale the rows or columns of the other."""
+        for one, other in (sides, sides[::-1]):
+            at, of = ({a for a, x in enumerate(side) if x} for side in (one, other))
+            if at < of:
+                own = _params(other)
+                found = {x for axes in one for x in axes if x[0] not in own}
+                self._gains[node.id] = self._gains.get(node.id, NONE) | found
 
     def _multiply(self, node: Node, data: Node, kernel: Node) -> None:
         """An activation times a parameter, which may be summed afterwards."""
@@ -257,11 +291,12 @@ class Axes:
         """A pending product meets a sum over some axes, or something else."""
         labels, product = self._pending.pop(node.id)
         spread = self._spread.get(node.id, frozenset())
-        marks = []
+        gains = NONE.union(*(self._gains.get(x.id, NONE) for x in product.operands))
+        marks = [(labels[a] & gains, Use.ENTRY) for a in summed]
         inside = any(labels[a] for a in summed)
         for axis, axes in enumerate(labels):
             if axis in summed:
-                use = Use.IN
+                axes, use = axes - gains, Use.IN
             elif not inside:
                 use = Use.ENTRY
             else:
@@ -298,6 +333,9 @@ class Axes:
             return labels[1:]
         if node.op == "scan_out":
             return (self._mapped.get(operand.loop, NONE), *labels)
+        if node.op in ("mul", "div") and len(labels) == rank:  # sizes of one broadcast
+            sizes = zip(operand.shape, node.shape, labels, strict=True)
+            return tuple(x if a == b else NONE for a, b, x in sizes)
         return labels
 
     def _carry_results(self, node: Node) -> None:
@@ -330,7 +368,7 @@ class Axes:
         left, right = node.operands[:2]
         (lc, rc), (lb, rb) = node.params["dimension_numbers"]
         sides = ((left, lc, lb, right), (right, rc, rb, left))
-        seeds = self._seeds(left, right)
+        seeds = self._seeds(left, right) if lc else (False, False)
         if left.weight and right.weight and not any(seeds):
             self._product_of_weights(node, sides)
             return
@@ -360,16 +398,18 @@ class Axes:
             labels, hot = mixed or self._of(x), other.id in self.hot
             free = [a for a in range(len(x.shape)) if a not in (*contracted, *batch)]
             into = Use.TABLE if hot else Use.IN
+            gains = self._gains.get(x.id, NONE)
             self._mark(
                 node,
                 [
-                    *((labels[a], into) for a in contracted),
+                    *((labels[a] - gains, into) for a in contracted),
+                    *((labels[a] & gains, Use.ENTRY) for a in contracted),
                     *((labels[a], Use.COPY) for a in batch),
                     *((labels[a], Use.OUT) for a in free),
                     (self._rows.get(x.id, NONE), Use.COPY),
                 ],
             )
-            self.kernel_sums.add(node.id)
+            self.kernel_sums[node.id] = node
             own = {p for axes in labels for p, _ in axes}
             mapped = self._mapped.get(node.loop, NONE)
             copied = NONE.union(*(labels[a] for a in batch))
@@ -462,11 +502,16 @@ class Axes:
         return False
 
     def _product_of_weights(self, node: Node, sides: Sequence[tuple]) -> None:
+        self._keep_gains(node)
         labels: list[frozenset[Axis]] = []
         free: list[frozenset[Axis]] = []
-        for x, contracted, batch, _ in sides:
+        for x, contracted, batch, other in sides:
             own = self._of(x)
-            self._mark(node, [(own[a], Use.LINK) for a in contracted])
+            if x.id in self._diagonal:
+                their = next(side[1] for side in sides if side[0] is other)
+                own = (own[0].union(*(self._of(other)[a] for a in their)),) * 2
+            elif other.id not in self._diagonal:
+                self._mark(node, [(own[a], Use.LINK) for a in contracted])
             if x is sides[0][0] and not labels:
                 labels = [own[a] for a in batch]
             else:
@@ -474,7 +519,16 @@ class Axes:
             free += [
                 own[a] for a in range(len(x.shape)) if a not in (*contracted, *batch)
             ]
-        self.labels[node.id] = (*labels, *free)
+        found = self.labels[node.id] = (*labels, *free)
+        if not sides[0][1]:  # `einsum` multiplies a kernel by a vector like this
+            own = [_params(self._of(x)) for x, *_ in sides]
+            self._add_gains(
+                node,
+                [
+                    tuple(frozenset(x for x in axes if x[0] in mine) for axes in found)
+                    for mine in own
+                ],
+            )
 
     def _mixed_by_constants(self, node: Node, sides: Sequence[tuple]) -> None:
         """A parameter times a constant matrix, e.g. positions that are resized."""
@@ -517,12 +571,14 @@ class Axes:
             return
         out, into, *window = node.params["dimension_numbers"].rhs_spec
         results = [NONE] * len(node.shape)
+        summed = labels[into].union(*(labels[a] for a in window))
+        gains = self._gains.get(kernel.id, NONE)
         self._mark(
             node,
             [
                 (labels[out], Use.OUT),
-                (labels[into], Use.IN),
-                *((labels[a], Use.IN) for a in window),
+                (summed - gains, Use.IN),
+                (summed & gains, Use.ENTRY),
             ],
         )
         results[node.params["dimension_numbers"].out_spec[1]] = labels[out]
@@ -543,10 +599,13 @@ class Axes:
         if node.op not in ("mul", "add", "add_any", "sub", "div", "select_n"):
             return ()
         joined = [NONE] * len(node.shape)
-        for operand in node.operands:
-            labels = self._modulated(operand)
+        sides = [self._modulated(operand) for operand in node.operands]
+        for labels in sides:
             if len(labels) == len(joined):
                 joined = [a | b for a, b in zip(joined, labels, strict=True)]
+        self._keep_gains(node)
+        if node.op in ("mul", "div") and all(sides):
+            self._add_gains(node, sides)
         matrix = len([axes for axes in joined if axes]) > 1
         whole = all(x or n == 1 for x, n in zip(joined, node.shape, strict=True))
         return tuple(joined) if matrix and (whole or node.op == "mul") else ()
@@ -711,10 +770,10 @@ class Axes:
     def _reduce(self, node: Node) -> None:
         source, axes = node.operands[0], node.params["axes"]
         if source.id in self._pending:
-            labels, _ = self._pending[source.id]
+            labels, product = self._pending[source.id]
             self._settle(source, axes)
             if any(labels[a] for a in axes):
-                self.kernel_sums.add(node.id)
+                self.kernel_sums[node.id] = product
                 kept = tuple(x for a, x in enumerate(labels) if a not in axes)
                 self._results[node.id] = kept
             return
@@ -745,7 +804,7 @@ class Axes:
                     event.uses[axis] = frozenset({Use.IN})
         if copied:
             self.units |= summed - copied
-            self.kernel_sums.add(node.id)
+            self.kernel_sums[node.id] = product
 
     _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
     _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce
@@ -784,6 +843,10 @@ _SAME_PLACE = frozenset(
 )
 
 
+def _params(labels: Labels) -> set[int]:
+    return {param for axes in labels for param, _ in axes}
+
+
 def origin(node: Node) -> Node:
     """What a broadcast or reshaped value was before."""
     while node.op in MOVES and len(node.operands) == 1:
@@ -796,6 +859,20 @@ def _is_constant_factor(node: Node, other: Node) -> bool:
     if node.op not in ("mul", "div") or len(node.operands) != 2:
         return False
     return any(x is not other and x.value is not None for x in node.operands)
+
+
+def _is_identity(node: Node) -> bool:
+    """Whether a value is one, or true, on a diagonal: places on two axes are equal."""
+    node = origin(node)
+    if node.op != "eq" or len(node.shape) != 2 or node.shape[0] != node.shape[1]:
+        return False
+    found = []
+    for x in node.operands:
+        while x.op == "add" and x.operands[1].value is not None:
+            x = x.operands[0]
+        found.append(origin(x))
+    along = {x.params["dimension"] for x in found if x.op == "iota"}
+    return len(along) == 2
 
 
 def _alike(node: Node) -> bool:

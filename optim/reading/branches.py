@@ -144,6 +144,7 @@ class Branches:
         self._dominate()
         self._trunks: dict[int, Node] = {}
         self._known: dict[int, list[End] | Node] = {}
+        self._products = {x.id for x in axes.kernel_sums.values()}
         self.all: list[Branch] = []
         for node in program.nodes:
             branch = self._branch(node)
@@ -678,6 +679,9 @@ class Branches:
             factor *= more
         if node.op in (*_KERNEL_OPS, "gather"):
             return [node], factor
+        product = self._axes.kernel_sums.get(node.id)
+        if product is not None:
+            return [product], factor * self.trunk(node.operands[0])[1]
         if node.op in ("add", "add_any"):
             inner = [self._layers_before(x) for x in node.operands]
             if all(layers and more == 1 for layers, more in inner):
@@ -693,9 +697,11 @@ class Branches:
 
     def outer(self, node: Node) -> float:
         """The constant by which a result is multiplied next, also after its bias."""
-        factor = 1.0
+        factor, start = 1.0, node
         while len(users := self._axes.uses(node)) == 1:
             user = users[0]
+            if user.id in self._products:
+                break
             other = user.operands[user.operands[0] is node and len(user.operands) > 1]
             if user.op in ("mul", "div") and other.value:
                 if user.op == "div" and user.operands[1] is node:
@@ -707,7 +713,9 @@ class Branches:
                 if not alone or not self._layers_before(other)[0]:
                     break
             elif self._with_weight(user) is None and not (
-                user.op in MOVES or user.op in ("scan_out", "last", SUM)
+                user.op in MOVES
+                or user.op in ("scan_out", "last", SUM)
+                or self._axes.kernel_sums.get(user.id) is start
             ):
                 break
             node = user

@@ -811,7 +811,7 @@ class _Comparison:
         """The constants on the result and on the input of a layer."""
         factor = model.branches.outer(node) * model.branches.on_weight(node)
         data = [x for x in node.operands if x.data]
-        if node.op in ("dot_general", "conv_general_dilated") and data:
+        if node.op in ("dot_general", "conv_general_dilated", "mul") and data:
             factor *= model.branches.unit(data[0])
             if not model.branches.belongs_to_layer(data[0]):
                 factor *= model.branches.inner(data[0])

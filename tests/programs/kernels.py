@@ -1,5 +1,7 @@
 """Kernels, tables and constants in unusual places, from real code bases."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -280,3 +282,129 @@ def equinox_module_called_transformed(n):
 
     model = Transformed(eqx.nn.MLP(5, 3, n, 2, key=jax.random.key(0)), jnp.zeros(3))
     return model, (floats(4, 5),), lambda m, x: jax.vmap(m.log_prob)(x)
+
+
+def add(name, right, call, s=None, **carries):
+    """A program of two layers and `w`, with the letter of `w` or of a further `s`."""
+
+    def make(n):
+        more = {} if s is None else {"s": [n if a == "n" else a for a in s]}
+        return zeros(**ends(n), w=(n, n), **more), X, functools.partial(call, n)
+
+    make.__name__ = name
+    program({**ENDS, "w": "H", "s": right}, carries=carries)(make)
+
+
+def features(p, x):
+    return jnp.tanh(x @ p["in"])
+
+
+def rows(p, x):
+    return jnp.tanh(features(p, x) @ p["w"])[:, :, None]
+
+
+PRODUCTS = {
+    "mean": lambda n, p, x: (rows(p, x) * p["out"]).mean(1),
+    "sum_over_number": lambda n, p, x: (rows(p, x) * p["out"]).sum(1) / n,
+    "average": lambda n, p, x: jnp.average(rows(p, x) * p["out"], 1),
+    "constant_before": lambda n, p, x: (rows(p, x) / n * p["out"]).sum(1),
+    "constant_between": lambda n, p, x: ((rows(p, x) * p["out"]) / n).sum(1),
+    "constant_on_the_kernel": lambda n, p, x: (rows(p, x) * (p["out"] / n)).sum(1),
+    "einsum": lambda n, p, x: jnp.einsum("bio,io->bo", rows(p, x), p["out"]) / n,
+    "map": lambda n, p, x: jax.vmap(lambda v: (v * p["out"]).mean(0))(rows(p, x)),
+}
+for name, call in PRODUCTS.items():
+    add(f"readout_by_a_product_and_{name}", "", call, out=4.0)
+add("readout_by_a_product_and_sum", "", lambda n, p, x: (rows(p, x) * p["out"]).sum(1))
+add(
+    "hidden_layer_by_a_product_and_a_mean",
+    "",
+    lambda n, p, x: ((x @ p["in"])[:, :, None] * p["w"]).mean(1) @ p["out"],
+    w=4.0,
+)
+add(
+    "two_layers_by_products_and_means",
+    "",
+    lambda n, p, x: (
+        ((x @ p["in"])[:, :, None] * p["w"]).mean(1)[:, :, None] * p["out"]
+    ).mean(1),
+    w=4.0,
+    out=4.0,
+)
+
+
+def masked(p, x):
+    return p["w"] * (x[0, 0] > 0) * p["s"][:, None]
+
+
+GAINS = {
+    "rows": lambda p: p["w"] * p["s"][:, None],
+    "transposed": lambda p: (p["w"].T * p["s"]).T,
+    "one_plus": lambda p: p["w"] * (1 + p["s"])[:, None],
+    "softplus": lambda p: p["w"] * jax.nn.softplus(p["s"])[:, None],
+    "divided": lambda p: p["w"] / jnp.exp(p["s"])[:, None],
+    "einsum": lambda p: jnp.einsum("i,io->io", p["s"], p["w"]),
+    "added_diagonal": lambda p: p["w"] + jnp.diag(p["s"]),
+    "diagonal_after": lambda p: p["w"] @ jnp.diag(p["s"]),
+    "diagonal_before": lambda p: jnp.diag(p["s"]) @ p["w"],
+    "identity_times": lambda p: p["w"] + jnp.eye(len(p["s"])) * p["s"],
+    "normalized": lambda p: (
+        p["w"] / jnp.linalg.norm(p["w"], axis=1, keepdims=True) * p["s"][:, None]
+    ),
+}
+for name, kernel in GAINS.items():
+    add(
+        f"gain_on_a_kernel_{name}",
+        "V",
+        lambda n, p, x, kernel=kernel: features(p, x) @ kernel(p) @ p["out"],
+        ("n",),
+    )
+USES = {
+    "three_operands": lambda n, p, x: (
+        jnp.einsum("bi,i,io->bo", features(p, x), p["s"], p["w"]) @ p["out"]
+    ),
+    "product_and_sum": lambda n, p, x: (
+        (features(p, x)[:, :, None] * (p["w"] * p["s"][:, None])).sum(1) @ p["out"]
+    ),
+    "mask": lambda n, p, x: features(p, x) @ masked(p, x) @ p["out"],
+    "readout": lambda n, p, x: features(p, x) @ p["w"] @ (p["out"] * p["s"][:, None]),
+    "identity_beside": lambda n, p, x: (
+        features(p, x) @ (p["w"] + jnp.eye(n)) @ (jnp.diag(p["s"]) @ p["out"])
+    ),
+}
+for name, call in USES.items():
+    add(f"gain_on_the_inputs_{name}", "V", call, ("n",))
+for shape in ((1, "n"), ("n", 1)):
+    add(
+        f"gain_on_a_kernel_axis_{shape.index('n')}",
+        "V",
+        lambda n, p, x: features(p, x) @ (p["w"] * p["s"]) @ p["out"],
+        shape,
+    )
+add(
+    "vector_added_to_all_columns",  # of rank one: it reads out a sum
+    "O",
+    lambda n, p, x: features(p, x) @ (p["w"] + p["s"][:, None]) @ p["out"],
+    ("n",),
+)
+
+
+@program({**ENDS, "v": "H", "s": "V"})
+def gain_on_the_channels_of_a_convolution(n):
+    def call(p, x):
+        kernel, numbers = p["v"] * p["s"][:, None], ("NWC", "WIO", "NWC")
+        x = lax.conv_general_dilated(
+            x @ p["in"], kernel, (1,), "SAME", dimension_numbers=numbers
+        )
+        return jax.nn.gelu(x) @ p["out"]
+
+    return zeros(**ends(n), v=(3, n, n), s=(n,)), S, call
+
+
+@program({**ENDS, "b/w": "He", "b/s": "Vb"}, deep=True)
+def gain_on_the_inputs_of_a_branch(n, L):
+    def call(p, x):
+        layer = lambda x, w: (x + jnp.tanh(x) @ (w["w"] * w["s"][:, None]), None)
+        return lax.scan(layer, x @ p["in"], p["b"])[0] @ p["out"]
+
+    return zeros(**ends(n), b=dict(w=(L, n, n), s=(L, n))), X, call
