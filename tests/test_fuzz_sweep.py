@@ -222,7 +222,7 @@ def test_a_writer_that_is_killed_spoils_no_other_line(tmp_path, caplog):
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file.* cannot be written"):
-        swept(tmp_path / "file" / "cells")
+        swept(tmp_path / "file" / "runs")
 
 
 def test_a_store_imports_nothing_of_posix_alone():

@@ -44,7 +44,7 @@ def on(name, folder, tasks=TASKS, limits=None):
     limits = limits or engine.Limits(0.2)
     with executors.opened(name, 2, folder) as pool:
         return executors.run_all(
-            tasks, sweep_toys.stripes(), folder / "cells", limits, pool
+            tasks, sweep_toys.stripes(), folder / "runs", limits, pool
         )
 
 
@@ -91,7 +91,7 @@ def test_a_sign_is_found_again(tmp_path):
 def test_workers_on_another_disk_send_their_runs(tmp_path, monkeypatch):
     """And know those that the caller has, so that no run is trained twice."""
     monkeypatch.setattr(executors, "_SOON", 0.1)
-    data, folder, other = sweep_toys.stripes(), tmp_path / "cells", tmp_path / "other"
+    data, folder, other = sweep_toys.stripes(), tmp_path / "runs", tmp_path / "other"
     other.mkdir()
     task = TASKS[0]
     wanted = engine.run(task, data, None, engine.Limits())
@@ -153,7 +153,7 @@ def deadly(task, folder):
 
 
 def runs_stored(folder, task):
-    lines = (folder / "cells" / f"{task.name}.runs.jsonl").read_text().split("\n")
+    lines = (folder / "runs" / f"{task.name}.runs.jsonl").read_text().split("\n")
     found = [json.loads(line) for line in lines if line]
     return sorted((run["seed"], *run["at"]) for run in found)
 

@@ -1,11 +1,13 @@
 """The target is trained with every hyperparameter that was swept."""
 
+import concurrent.futures
 import csv
 import dataclasses
 import json
 import math
 import pathlib
 import types
+from unittest import mock
 
 import numpy as np
 import optax
@@ -62,7 +64,11 @@ def best(config) -> dict[str, float]:
 
 def test_factors_of_groups_are_tuned_at_the_base_and_kept(config, tmp_path):
     few = dataclasses.replace(config, axes={"learning_rate": (0.01, 0.02, 0.04)})
-    tuned_sweep = at_base.tune(few, tmp_path, [], rich.console.Console(quiet=True))
+    console = rich.console.Console(quiet=True)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit = mock.Mock(wraps=pool.submit)
+        tuned_sweep = at_base.tune(few, tmp_path, [], console, pool)
+    assert pool.submit.call_count == 1  # it trains where the sweep does
     table = (tmp_path / "base" / "results.csv").read_text()
     rows = list(csv.DictReader(table.splitlines()))
     points = [(row["hidden/learning_rate"], row["learning_rate"]) for row in rows]

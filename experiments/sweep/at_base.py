@@ -13,6 +13,7 @@ import rich.console
 
 from ..run.hyperparameters import tuned
 from .description import train
+from .executors import Executor
 from .results import Population, log2
 from .space import SweepConfig, described, tasks
 from .tasks import ZooTask
@@ -48,6 +49,7 @@ def tune(
     folder: pathlib.Path,
     command: Sequence[str],
     console: rich.console.Console,
+    executor: Executor | None = None,
 ) -> SweepConfig:
     """Tune the hyperparameters of `base_axes` at the base, and set them everywhere.
 
@@ -56,6 +58,7 @@ def tune(
       folder: of the sweep. Runs, tables and report of the tuning stand in `base`.
       command: the command line, for the report.
       console: shows the progress and the result.
+      executor: where the runs train; None for this process.
 
     Returns:
       The sweep without `base_axes`, whose base and target have the best values. They
@@ -67,7 +70,7 @@ def tune(
     if not config.base_axes:
         return config
     sweep = described(at_base(config), command)
-    (base,) = train(sweep, None, folder / FOLDER, console=console).populations
+    (base,) = train(sweep, None, folder / FOLDER, executor, console=console).populations
     best = base.best()
     values = {name: best[name] for name in config.base_axes}
     console.print(_sentence(config, base, best), highlight=False)
