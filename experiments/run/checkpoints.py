@@ -350,7 +350,11 @@ def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
     """Raise ValueError if a checkpoint lacks an array or has it in another shape.
 
     Orbax would detect this only while it reads, and leave its other reads unfinished.
+    It would read a pipe or a device for ever.
     """
+    for path in checkpoint.rglob("*"):
+        if not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path.name} is not a regular file")
     stored = ocp.PyTreeCheckpointHandler().metadata(checkpoint.absolute() / "state")
     in_file = _named(stored.tree)
     for name, leaf in _named(like).items():
