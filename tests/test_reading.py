@@ -1,7 +1,10 @@
 """Roles, branches and depth are read from the program, not from names and shapes."""
 
+import ast
 import dataclasses
+import functools
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -527,3 +530,19 @@ def test_a_value_on_many_paths_is_followed_once():
 
     small, large = ({"i": jnp.zeros((5, n))} for n in (8, 32))
     optim.infer_scales(small, large, inputs=X, call=run)
+
+
+def test_a_circulant_kernel_is_asked_about_and_its_remedy_works():
+    def call(p, x):
+        n = len(p["w"])
+        places = (jnp.arange(n)[:, None] - jnp.arange(n)[None]) % n
+        return jnp.tanh(x @ p["i"]) @ p["w"][places] @ p["o"]
+
+    small, large = (kit.zeros(i=(5, n), w=(n,), o=(n, 3)) for n in (8, 32))
+    read = functools.partial(
+        optim.infer_scales, small, large, inputs=(kit.floats(2, 5),), call=call
+    )
+    with pytest.raises(ValueError, match=r"test_reading\.py:\d+") as error:
+        read()
+    remedy = re.search(r"axes=(\{.*?\})", str(error.value))
+    assert read(axes=ast.literal_eval(remedy[1]))["w"].role == "vector"

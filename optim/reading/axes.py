@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class Axes:
       hot: nodes whose entries are one for a choice and zero for others.
       kernel_sums: for each node that sums over an axis of a parameter, with an
         activation, the product that it sums (itself, for `dot_general`).
+      norms: the sums over functions of parameters alone, and the axes that they sum.
     """
 
     def __init__(self, program: Program, growing: frozenset[Axis] = NONE):
@@ -80,6 +82,7 @@ class Axes:
         # Output axes that a later kernel sums over: units, not copies.
         self.units: set[Axis] = set()
         self._normed: set[int] = set()
+        self.norms: list[tuple[Node, frozenset[Axis]]] = []
         self._kernels: dict[int, Labels] = {}  # those that depend on data
         # For each function of parameters, the axes of those that scale the rows or
         # columns of a kernel in it, and the diagonal matrices of such parameters.
@@ -521,12 +524,12 @@ class Axes:
             ]
         found = self.labels[node.id] = (*labels, *free)
         if not sides[0][1]:  # `einsum` multiplies a kernel by a vector like this
-            own = [_params(self._of(x)) for x, *_ in sides]
+            params = [_params(self._of(x)) for x, *_ in sides]
             self._add_gains(
                 node,
                 [
                     tuple(frozenset(x for x in axes if x[0] in mine) for axes in found)
-                    for mine in own
+                    for mine in params
                 ],
             )
 
@@ -658,6 +661,18 @@ class Axes:
         for axis, place in zip(kept, numbers.offset_dims, strict=True):
             result[place] = labels[axis]
         looked = [a for a in range(len(labels)) if sizes[a] != table.shape[a]]
+        if not indices.data and any(labels[a] & self.growing for a in looked):
+            rest = [a for a in range(len(node.shape)) if a not in numbers.offset_dims]
+            places = [a for a in rest if node.shape[a] > 1]
+            number = math.prod(node.shape[a] for a in places)
+            if len(places) > 1 and number > math.prod(table.shape[a] for a in looked):
+                self._give_up(node)  # an entry has several places, as in a circulant
+                return
+            if places:
+                for a in places:
+                    result[a] = NONE.union(*(labels[b] for b in looked))
+                self.labels[node.id] = tuple(result)
+                return
         self.labels[node.id] = tuple(result)
         if indices.data:
             self._rows[node.id] = frozenset().union(*(labels[a] for a in looked))
@@ -778,9 +793,12 @@ class Axes:
                 self._results[node.id] = kept
             return
         if node.weight:
+            labels = self._of(source)
             self.labels[node.id] = tuple(
-                x for i, x in enumerate(self._of(source)) if i not in axes
+                x for i, x in enumerate(labels) if i not in axes
             )
+            if labels:
+                self.norms.append((node, NONE.union(*(labels[a] for a in axes))))
             self._normed.add(node.id)
             return
         found = self._results.get(source.id)

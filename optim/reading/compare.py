@@ -796,13 +796,37 @@ class _Comparison:
                 continue
             if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
                 continue
-            if self.large.sums.is_scale_free(self._param(path)):
-                continue  # weight normalization
             ratio = self._constant(self.large, role.node) / self._constant(
                 self.small, before.node
             )
+            if self.large.sums.is_scale_free(self._param(path)):
+                self._check_norm(path, role, ratio)  # weight normalization
+                continue
             if not _alike(ratio, 1):
                 found[path] = dataclasses.replace(scale, carried=scale.carried / ratio)
+
+    def _check_norm(self, path: str, role: Found, ratio: float) -> None:
+        """Raise a `ValueError` if a kernel's norm is also over outputs that grow."""
+        assert role.node is not None
+        index = self.large.reading.path_of.index(path)
+        large = self._leaves[path].shape
+        small = self.small.reading.leaves[self.twin[path]].shape
+        if self.large.sums.is_scale_free(role.node):
+            return
+        for node, summed in self.large.axes.norms:
+            own = {axis for param, axis in summed if param == index}
+            outs = own & {*role.out_axes} & self._grows(path)
+            growth = math.prod(large[a] / small[a] for a in outs) ** 0.5
+            if own & {*role.in_axes} and not _alike(growth, 1):
+                if _alike(ratio, growth):
+                    return
+                raise ValueError(
+                    f"{path!r} is divided by a norm over its inputs and its outputs "
+                    f"({node.line}), so that its entries shrink where outputs grow; "
+                    f"take the norm over the inputs alone (axes {role.in_axes}), or "
+                    f"multiply the result of the product ({role.line}) by (width / "
+                    f"base width)**0.5 (here {growth:.4g})"
+                )
 
     def _param(self, path: str) -> Node:
         return self.large.reading.program.params[self.large.reading.path_of.index(path)]

@@ -408,3 +408,57 @@ def gain_on_the_inputs_of_a_branch(n, L):
         return lax.scan(layer, x @ p["in"], p["b"])[0] @ p["out"]
 
     return zeros(**ends(n), b=dict(w=(L, n, n), s=(L, n))), X, call
+
+
+ORDERS = {
+    "columns": lambda n, p, x: (
+        features(p, x) @ p["w"][:, np.arange(n)[::-1]] @ p["out"]
+    ),
+    "rows": lambda n, p, x: features(p, x) @ p["w"][jnp.arange(n)[::-1]] @ p["out"],
+    "entries": lambda n, p, x: (
+        features(p, x) @ p["w"].reshape(-1)[jnp.arange(n * n).reshape(n, n)] @ p["out"]
+    ),
+}
+for name, call in ORDERS.items():
+    add(f"kernel_whose_{name}_stand_in_another_order", "", call)
+
+
+def divided_by_a_norm(name, call, **more):
+    """A convolution `v`, with a gain for each place of its window."""
+
+    def make(n, remedy=False):
+        def run(p, x):
+            def layer(axes):
+                norm = jnp.sqrt((p["v"] ** 2).sum(axes, keepdims=True))
+                numbers = ("NWC", "WIO", "NWC")
+                return lax.conv_general_dilated(
+                    x @ p["in"],
+                    p["v"] / norm * p["g"],
+                    (1,),
+                    "SAME",
+                    dimension_numbers=numbers,
+                )
+
+            return jnp.tanh(call(layer, n, remedy)) @ p["out"]
+
+        return zeros(**ends(n), v=(3, n, n), g=(3, 1, 1)), S, run
+
+    make.__name__ = name
+    program({**ENDS, "v": "H", "g": "F"}, **more)(make)
+
+
+ASKS = r"norm over its inputs and its outputs \(kernels\.py:\d+\)"
+divided_by_a_norm(
+    "norm_over_inputs_and_outputs_then_the_factor",
+    lambda layer, n, remedy: layer((1, 2)) * (n / 8 if remedy else 1) ** 0.5,
+    asks=ASKS,
+)
+divided_by_a_norm(
+    "norm_over_inputs_and_outputs_then_over_inputs",
+    lambda layer, n, remedy: layer((0, 1) if remedy else (1, 2)),
+    asks=ASKS,
+)
+divided_by_a_norm(
+    "norm_over_inputs_and_outputs_before_another_norm",
+    lambda layer, n, remedy: norm(layer((1, 2))),
+)
