@@ -145,6 +145,7 @@ class Branches:
         self._trunks: dict[int, Node] = {}
         self._known: dict[int, list[End] | Node] = {}
         self._products = {x.id for x in axes.kernel_sums.values()}
+        self._backward = {node.id for node in program.nodes if node.backward}
         self.all: list[Branch] = []
         for node in program.nodes:
             branch = self._branch(node)
@@ -317,7 +318,7 @@ class Branches:
         return frozenset(reached) if end.id in reached else frozenset()
 
     def _branch(self, node: Node) -> Branch | None:
-        if node.backward:
+        if node.id in self._backward:
             return None  # a sum of gradients
         if node.op in ("scatter-add", "scatter_add"):  # to some rows of the stream
             one, _, other = node.operands
@@ -851,10 +852,12 @@ class Branches:
                 return None
             for user in self._axes.uses(at):
                 branch = ends.get((user.id, at.id))
-                if branch is None:
-                    stack.append(user)
-                else:
+                if branch is not None:
                     found[user.id] = branch
+                elif (
+                    user.id not in self._backward
+                ):  # a gradient repeats the forward pass
+                    stack.append(user)
         return list(found.values())
 
 

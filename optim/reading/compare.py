@@ -448,7 +448,7 @@ class _Comparison:
     @staticmethod
     def _fed(model: _Model, path: str, branches: list[Branch]) -> int:
         """How many branches a parameter acts through; 0 if also without any."""
-        events = model.events(path)
+        events = [e for e in model.events(path) if not e.node.backward]
         shared = not any(e.node.op == "scan_in" for e in events)
         fed: dict[int, Branch] = {}
         for event in events:

@@ -387,3 +387,36 @@ def energy_model_by_langevin_steps(n):
         return en(p, x) - en(p, lax.stop_gradient(x1))
 
     return p, (*X, tokens()), call
+
+
+@program(
+    {
+        "emb": "I",
+        r"b/\d/f1": "Ib",
+        r"b/\d/(a|c|f2)": "Hb",
+        r"b/\d/d": "He",
+        "o1": "H",
+        "o2": "O",
+    },
+    deep=True,
+)
+def forces_of_residual_blocks(n, L):
+    """SchNet: the filters of a block depend on distances, not on the stream."""
+    p = zeros(emb=(9, n), o1=(n, n // 2), o2=(n // 2, 1))
+    p |= {"b": layers(L, a=(n, n), f1=(8, n), f2=(n, n), c=(n, n), d=(n, n))}
+
+    def energy(p, r, z, i, j):
+        h = p["emb"][z]
+        distance = jnp.linalg.norm(r[i] - r[j] + 1e-6, axis=-1)
+        basis = jnp.exp(-10 * (distance[:, None] - jnp.linspace(0, 5, 8)) ** 2)
+        for w in p["b"]:
+            filters = jax.nn.softplus(basis @ w["f1"]) @ w["f2"]
+            message = jax.ops.segment_sum((h @ w["a"])[j] * filters, i, 6)
+            h = h + jax.nn.softplus(message @ w["c"]) @ w["d"]
+        return (jax.nn.softplus(h @ p["o1"]) @ p["o2"]).sum()
+
+    def call(p, r, z, i, j):
+        e, gradient = jax.value_and_grad(energy, argnums=1)(p, r, z, i, j)
+        return e, -gradient
+
+    return p, (floats(6, 3), tokens(6), tokens(9), tokens(9)), call
