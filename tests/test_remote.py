@@ -310,18 +310,19 @@ def test_secrets_of_addresses_are_neither_written_nor_printed(
     bucket.pipe("/me:PASSWORD@b/song.txt?sig=NEWER", b"green bottles on the wall; " * 9)
     assert cli.main([*newer, f"--workdir={run}"]) == 0
     assert cli.main([*words, "--config.steps=2", f"--workdir={run}"]) == 2
-    assert cli.main([*words, "--workdir=s3:/KEY:PASS/WORD@b?x=SIGNED"]) == 2
+    assert cli.main([*words, "--workdir=s3:/LOGIN:PASS/WORD@b?x=SIGNED"]) == 2
     monkeypatch.setattr("mupax.experiments.sweep.export.read_results", lambda _: [])
     monkeypatch.setattr("mupax.experiments.sweep.export.study", lambda *_, **__: None)
     storage = "--optuna=postgresql://u:PASSWORD@host/db"
     assert cli.main(["mupax", "export", "--workdir=x", storage]) == 0
     shown = capsys.readouterr()
+    assert "leave them out, and run `aws configure`" in shown.err
     files = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert b"text:memory://b/song.txt" in files[run / "model" / "README.md"]
     assert b"text:memory://b/song.txt" in files[run / "experiment.json"]
     names = " ".join(map(str, files))
     for text in (*files.values(), names.encode(), *(x.encode() for x in shown)):
-        for secret in (b"PASS", b"WORD", b"SIGNED", b"NEWER", b"KEY"):
+        for secret in (b"PASS", b"WORD", b"SIGNED", b"NEWER", b"LOGIN"):
             assert secret not in text
 
 

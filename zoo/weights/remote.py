@@ -67,8 +67,14 @@ def connect(address: str) -> tuple[Any, str]:
       address: normalized.
 
     Raises:
-      RemoteError: the scheme is unknown, or its package is missing.
+      RemoteError: the scheme is unknown, or its package is missing; an address of a
+        bucket holds a password or a query.
     """
+    if public(address) != address and (client := _EXTRAS.get(_scheme(address))):
+        raise RemoteError(
+            f"{address} was given with a user, a password or a query; leave them out, "
+            f"and {_LOGIN[client]}"
+        )
     try:
         import fsspec
 
