@@ -884,13 +884,20 @@ def _is_identity(node: Node) -> bool:
     node = origin(node)
     if node.op != "eq" or len(node.shape) != 2 or node.shape[0] != node.shape[1]:
         return False
-    found = []
-    for x in node.operands:
-        while x.op == "add" and x.operands[1].value is not None:
-            x = x.operands[0]
-        found.append(origin(x))
-    along = {x.params["dimension"] for x in found if x.op == "iota"}
-    return len(along) == 2
+    return {_counts(x) for x in node.operands} == {0, 1}
+
+
+def _counts(node: Node) -> int | None:
+    """The axis along which a value counts places; None for another value."""
+    while node.op == "add" and node.operands[1].value is not None:
+        node = node.operands[0]
+    if node.op == "iota":
+        return int(node.params["dimension"])
+    axes = [a for a, n in enumerate(node.shape) if n > 1]
+    if node.op == "broadcast_in_dim":
+        kept, inner = node.params["broadcast_dimensions"], node.operands[0].shape
+        axes = [a for a, n in zip(kept, inner, strict=True) if n > 1]
+    return axes[0] if len(axes) == 1 and origin(node).op == "iota" else None
 
 
 def _alike(node: Node) -> bool:

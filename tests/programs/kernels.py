@@ -348,6 +348,11 @@ GAINS = {
     "diagonal_after": lambda p: p["w"] @ jnp.diag(p["s"]),
     "diagonal_before": lambda p: jnp.diag(p["s"]) @ p["w"],
     "identity_times": lambda p: p["w"] + jnp.eye(len(p["s"])) * p["s"],
+    "equal_places": lambda p: (
+        p["w"]
+        + (jnp.arange(len(p["s"]))[:, None] == jnp.arange(len(p["s"])))
+        * p["s"][:, None]
+    ),
     "normalized": lambda p: (
         p["w"] / jnp.linalg.norm(p["w"], axis=1, keepdims=True) * p["s"][:, None]
     ),
