@@ -854,9 +854,7 @@ class Branches:
                 branch = ends.get((user.id, at.id))
                 if branch is not None:
                     found[user.id] = branch
-                elif (
-                    user.id not in self._backward
-                ):  # a gradient repeats the forward pass
+                elif user.id not in self._backward:  # repeats the forward pass
                     stack.append(user)
         return list(found.values())
 
