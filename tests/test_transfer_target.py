@@ -63,7 +63,11 @@ def best(config) -> dict[str, float]:
 
 
 def test_factors_of_groups_are_tuned_at_the_base_and_kept(config, tmp_path):
-    few = dataclasses.replace(config, axes={"learning_rate": (0.01, 0.02, 0.04)})
+    few = dataclasses.replace(
+        config,
+        axes={"learning_rate": (0.01, 0.02, 0.04)},
+        base_axes={"hidden/learning_rate": (1.0, 4.0)},
+    )
     console = rich.console.Console(quiet=True)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit = mock.Mock(wraps=pool.submit)

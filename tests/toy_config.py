@@ -13,7 +13,7 @@ def get_config() -> ConfigDict:
     c.sweep.depths = (2, 4)
     c.sweep.widths = (8, 16)
     c.sweep.axes.learning_rate = "2**[-9:-3:2]"
-    c.sweep.base_axes["hidden/learning_rate"] = "2**[0:2:2]"
+    c.sweep.base_axes = ConfigDict()
     c.steps = 30
     c.sweep.seeds = 2
     c.sweep.average_last = 5
