@@ -261,7 +261,7 @@ def test_a_directory_with_a_repository_s_files_is_read_as_one(tmp_path):
 
 def test_without_the_extra_the_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=r"mupax\[hub\]"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[hub\]'"):
         read(VIT_ID, tmp_path)
 
 

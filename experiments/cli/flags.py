@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.machinery
 import importlib.resources
+import itertools
 import pathlib
 import re
 import textwrap
@@ -91,9 +92,11 @@ def parse(
         known = (WORKDIR, *known)
     _define(known, values)
     try:
+        left = given
         if config:
-            _define_overrides(loaded, given, values)
-        rest = values(given)
+            left = _override_sections(loaded, given)
+            _define_overrides(loaded, left, values)
+        rest = values(left)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_one_line(error)) from None
     if len(rest) > 1 + words:
@@ -194,6 +197,28 @@ _OPEN = (
     *("model", "optimizer", "schedule", "parametrization", "data", "sharding"),
     "modules",
 )
+
+
+def _override_sections(config: "ConfigDict", argv: list[str]) -> list[str]:
+    """Override whole sections, e.g. --config.model={...}; returns the other words.
+
+    Overrides of keys follow, and may add keys to the new sections.
+    """
+    from absl import flags
+    from ml_collections import ConfigDict, config_flags
+
+    def is_section(word: str) -> bool:
+        key = word.removeprefix("--config.").partition("=")[0]
+        named = word.startswith("--config.") and key.isidentifier()
+        return named and isinstance(config.get(key), ConfigDict)
+
+    words = [argv[0], *filter(is_section, argv)]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict(
+        "config", config, flag_values=values, sys_argv=words
+    )
+    values(words)
+    return list(itertools.filterfalse(is_section, argv))
 
 
 def _define_overrides(config: "ConfigDict", argv: list[str], values: Any) -> None:

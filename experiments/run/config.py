@@ -253,7 +253,7 @@ def defaults(*sections: str) -> ConfigDict:
 
     Examples:
       >>> sorted(defaults("sweep").sweep)[:3]
-      ['average_last', 'axes', 'choices']
+      ['average_last', 'axes', 'base_axes']
     """
     config = ConfigDict()
     for key in _FIELDS:
