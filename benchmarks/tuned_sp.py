@@ -56,6 +56,7 @@ class Comparison:
       widths: at the base's depth, the base first.
       depths: at the base's width, the base first.
       tuning_seeds: runs of each grid point of the base's tuning.
+      seeds: runs of each grid point at every size.
     """
 
     config: Callable[[], ConfigDict]
@@ -244,11 +245,7 @@ def draw(path: pathlib.Path) -> None:
         "groups": ("mupax: tuned once, at the base, with groups", "C0", "o-"),
         "rate": ("mupax: one learning rate, tuned at the base", "C0", "o:"),
         "sp": ("standard parametrization, tuned again at each size", "C1", "s-"),
-        "sp-base": (
-            "standard parametrization, tuned at the base",
-            "C1",
-            "s:",
-        ),
+        "sp-base": ("standard parametrization, tuned at the base", "C1", "s:"),
     }
     canvas = Figure(figsize=(9, 3.6), layout="constrained")
     axes = canvas.subplots(1, 2, sharey=True)

@@ -68,7 +68,8 @@ def run(
     target.check_memory()
     with workdir.claim(directory, settings):
         started = time.perf_counter()
-        parsed = tune(parsed, directory, command, console)
+        runs = sum(task.runs for task in base_tasks(parsed))
+        parsed = tune(parsed, directory, console)
         sweep = space.described(parsed, command)
         swept = train(sweep, None, directory, console=console)
         populations = swept.populations
@@ -115,7 +116,7 @@ def run(
             "baselines": round(sum(baseline.seconds for baseline in compared), 1),
             "total": round(time.perf_counter() - started, 1),
         }
-        summary["runs"] = swept.runs
+        summary["runs"] = runs + swept.runs
         summary["verdicts"] = swept.verdicts
         data = dataclasses.replace(swept, trained=shown, compared=compared)
         with writing(directory):

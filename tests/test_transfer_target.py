@@ -71,7 +71,7 @@ def test_factors_of_groups_are_tuned_at_the_base_and_kept(config, tmp_path):
     console = rich.console.Console(quiet=True)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit = mock.Mock(wraps=pool.submit)
-        tuned_sweep = at_base.tune(few, tmp_path, [], console, pool)
+        tuned_sweep = at_base.tune(few, tmp_path, console, pool)
     assert pool.submit.call_count == 1  # it trains where the sweep does
     table = (tmp_path / "base" / "results.csv").read_text()
     rows = list(csv.DictReader(table.splitlines()))
@@ -100,7 +100,12 @@ def test_factors_of_groups_are_tuned_at_the_base_and_kept(config, tmp_path):
     ("change", "message"),
     [
         ("c.sweep.base_axes.nothing = (1.0,)", "sweep.base_axes has 'nothing'"),
-        ("c.sweep.base_axes.learning_rate = (1.0,)", "at every size"),
+        ("c.sweep.base_axes.b1 = (0.9,)", "tunes factors of groups"),
+        (
+            "c.sweep.axes['hidden/learning_rate'] = (1.0,); "
+            "c.sweep.base_axes['hidden/learning_rate'] = (1.0,)",
+            "at every size",
+        ),
     ],
 )
 def test_axes_of_the_base_that_cannot_be_tuned_are_one_sentence(

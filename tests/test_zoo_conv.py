@@ -12,7 +12,8 @@ from flax import nnx
 from goldens import check_export
 
 from mupax import zoo
-from mupax.zoo.layers import conv
+from mupax.zoo.families import resnet
+from mupax.zoo.layers import conv, convolve
 from mupax.zoo.plan import Axis, plan
 from mupax.zoo.weights import foreign
 
@@ -164,6 +165,35 @@ def test_logits_are_those_of_torch_and_export_writes_what_was_read(case):
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_step_has_the_logits_and_leaves_the_statistics_of_torch(case):
     assert max(train_differences(case)) < 1e-5
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1e-6])
+def test_another_epsilon_is_noticed(monkeypatch, epsilon):
+    monkeypatch.setattr(conv, "EPSILON", epsilon)
+    assert eval_difference("resnet_cifar") > 2e-5
+
+
+def test_padding_called_same_is_noticed(monkeypatch):
+    def same(form, x, kernel, padding, strides):
+        return convolve._conv(x, kernel, "SAME", strides)
+
+    monkeypatch.setattr(convolve.Direct, "_small", same)
+    assert eval_difference("resnet_cifar") > 1e-3
+
+
+def test_another_padding_of_the_stems_pooling_is_noticed(monkeypatch):
+    def same(x):
+        return nnx.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+
+    monkeypatch.setattr(resnet, "stem_pool", same)
+    assert eval_difference("resnet_basic") > 1e-3
+
+
+def test_another_momentum_is_noticed(monkeypatch):
+    monkeypatch.setattr(conv, "MOMENTUM", 0.01)
+    logits, statistics = train_differences("resnet_cifar")
+    assert logits < 1e-5
+    assert statistics > 1e-2
 
 
 def test_the_running_variance_averages_the_unbiased_one():

@@ -241,6 +241,11 @@ def _define_overrides(config: "ConfigDict", argv: list[str], values: Any) -> Non
                 continue
             if section not in config:
                 config[section] = whole[section]
+            if "/" in path and "[" not in path:
+                raise ValueError(
+                    f"{path} has a slash; write its last key in brackets and quotes: "
+                    f"\"--config.{path.rpartition('.')[0]}['{keys[-1]}']=...\""
+                )
             _check_key(section, keys, config)
             unset = section == "target" and not config.target.get(keys[0])
             if section in _OPEN or keys[0] == "parametrizations" or unset:

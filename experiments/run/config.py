@@ -280,8 +280,8 @@ def _sweep() -> ConfigDict:
     # Grids such as "2**[-2:2]" or (0.1, 0.2); None: not swept. The default grid of the
     # learning rate has seven values around the config's, a factor of 2 apart.
     s.axes = ConfigDict({name: placeholder(object) for name in TUNABLE})
-    # Grids of hyperparameters that are tuned at the base alone, together with `axes`,
-    # before the sweep; sweep and target keep the best values.
+    # Grids of factors of groups, e.g. "hidden/learning_rate", tuned at the base
+    # alone, together with `axes`, before the sweep; sweep and target keep the best.
     s.base_axes = ConfigDict()
     s.choices = ()  # other keys and their values: (("schedule.name", ("constant",)),)
     s.parametrizations = ConfigDict()  # by key; by default the config's own

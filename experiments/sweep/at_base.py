@@ -1,33 +1,36 @@
-"""Tune some hyperparameters at the base, before the sweep over sizes.
+"""Tune factors of groups of parameters at the base, before the sweep over sizes.
 
-Factors of groups of parameters (`sweep.base_axes`) are tuned together with the learning
-rate at the base alone, where runs are cheap. The sweep and the target keep them.
+The factors (`sweep.base_axes`) are tuned together with the sweep's axes at the base
+alone, where runs are cheap. The sweep and the target keep them.
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
 
 import numpy as np
 import rich.console
 
+from ..io import write_durably
 from ..run.hyperparameters import tuned
-from .description import train
-from .executors import Executor
-from .results import Population, log2
-from .space import SweepConfig, described, tasks
+from .description import STORED, writing
+from .executors import Executor, run_all
+from .results import Population, log2, table
+from .space import SweepConfig, tasks
 from .tasks import ZooTask
 
 FOLDER = "base"  # of the tuning, in the folder of the sweep
 
 
-def at_base(config: SweepConfig) -> SweepConfig:
-    """The sweep of all axes at the base, in the featured parametrization.
+def base_tasks(config: SweepConfig) -> list[ZooTask]:
+    """The task that tunes the base, in the featured parametrization.
 
-    Choices of other keys, e.g. of the batch size, keep the config's own value.
+    Choices of other keys, e.g. of the batch size, keep the config's own value. Without
+    `sweep.base_axes` there is no task.
     """
+    if not config.base_axes:
+        return []
     width, depth = config.sizes
-    return dataclasses.replace(
+    alone = dataclasses.replace(
         config,
         axes={**config.axes, **config.base_axes},
         base_axes={},
@@ -37,26 +40,20 @@ def at_base(config: SweepConfig) -> SweepConfig:
         parametrizations={config.featured: config.parametrizations[config.featured]},
         target=None,
     )
-
-
-def base_tasks(config: SweepConfig) -> list[ZooTask]:
-    """The task that tunes the base; none without `sweep.base_axes`."""
-    return tasks(at_base(config)) if config.base_axes else []
+    return tasks(alone)
 
 
 def tune(
     config: SweepConfig,
     folder: pathlib.Path,
-    command: Sequence[str],
     console: rich.console.Console,
     executor: Executor | None = None,
 ) -> SweepConfig:
-    """Tune the hyperparameters of `base_axes` at the base, and set them everywhere.
+    """Tune the factors of `base_axes` at the base, and set them everywhere.
 
     Args:
       config: a sweep; without `base_axes` it is returned as it is.
-      folder: of the sweep. Runs, tables and report of the tuning stand in `base`.
-      command: the command line, for the report.
+      folder: of the sweep. The runs of the tuning and their table stand in `base`.
       console: shows the progress and the result.
       executor: where the runs train; None for this process.
 
@@ -65,12 +62,17 @@ def tune(
       are those of the grid point of least loss, by the geometric mean over seeds.
 
     Raises:
-      UserError: as in `description.train`.
+      UserError: a task failed, or the table cannot be written; runs are kept.
     """
     if not config.base_axes:
         return config
-    sweep = described(at_base(config), command)
-    (base,) = train(sweep, None, folder / FOLDER, executor, console=console).populations
+    place = folder / FOLDER
+    (base,) = run_all(
+        *(base_tasks(config), None, place / STORED, config.limits, executor),
+        console=console,
+    )
+    with writing(place):
+        write_durably(place / "results.csv", table([base]))
     best = base.best()
     values = {name: best[name] for name in config.base_axes}
     console.print(_sentence(config, base, best), highlight=False)

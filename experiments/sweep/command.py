@@ -80,7 +80,7 @@ def run(
         workdir.claim(directory, settings, free=_FREE),
         executors.opened(executor, workers, directory, scheduler) as pool,
     ):
-        parsed = tune(parsed, directory, command, console, pool)
+        parsed = tune(parsed, directory, console, pool)
         sweep = space.described(parsed, command)
         data = train(sweep, None, directory, pool, console=console)
         track(parsed, data, directory)

@@ -73,7 +73,7 @@ class SweepConfig:
     widths: tuple[int, ...]  # at the base's depth, rising
     depths: tuple[int, ...]  # at the base's width, rising
     axes: Mapping[str, tuple[float, ...]]  # of hyperparameters, learning rate first
-    base_axes: Mapping[str, tuple[float, ...]]  # of those tuned at the base beforehand
+    base_axes: Mapping[str, tuple[float, ...]]  # factors of groups, tuned at the base
     choices: tuple[Mapping[str, Any], ...]  # combinations of other keys, at least {}
     seeds: int  # runs of each grid point
     average_last: int  # a run's final loss is the mean over so many last steps
@@ -163,9 +163,18 @@ def described(config: SweepConfig, command: Sequence[str] = ()) -> Description:
 
 
 def subject(settings: Mapping[str, Any]) -> str:
-    """What runs of these settings train, e.g. "resmlp on digits, adam"."""
+    """What runs of these settings train, e.g. "resmlp on digits, adam".
+
+    Factors of groups of parameters follow, e.g. "hidden/learning_rate 8".
+    """
     model, optimizer = settings["model"]["name"], settings["optimizer"]["name"]
-    return f"{model} on {public(settings['dataset'])}, {optimizer}"
+    factors = [
+        f"{name}/{factor} {value:g}"
+        for name, group in settings.get("modules", {}).items()
+        for factor, value in group.items()
+        if factor != "pattern"
+    ]
+    return ", ".join([f"{model} on {public(settings['dataset'])}", optimizer, *factors])
 
 
 def _chosen(config: SweepConfig, choice: Mapping[str, Any]) -> RunConfig:
@@ -402,9 +411,14 @@ def _axes(
 def _base_axes(
     section: Mapping[str, Any], base: RunConfig, axes: Collection[str]
 ) -> dict[str, tuple[float, ...]]:
-    """The hyperparameters that are tuned at the base, before the sweep."""
+    """The factors of groups that are tuned at the base, before the sweep."""
     given = _grids("base_axes", section, base)
     for name in given:
+        if "/" not in name:
+            raise UserError(
+                f"sweep.base_axes has {name!r}; it tunes factors of groups, e.g. "
+                f"'hidden/learning_rate'; put {name} into sweep.axes"
+            )
         if name in axes:
             raise UserError(
                 f"sweep.base_axes has {name!r}, and the sweep has this axis at every "

@@ -110,5 +110,5 @@ _NUMBERS = (
 
 def _parametrization_hint(value: object) -> str:
     if isinstance(value, Parametrization) or value in list_parametrizations():
-        return "; the parametrization is said to infer_scales(..., parametrization=...)"
+        return "; pass the parametrization to infer_scales(..., parametrization=...)"
     return ""
