@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mupax.experiments.theory import feature_learning, finite_size, lazy, linear_joint
+from mupax.experiments.theory import feature_learning, lazy, linear_joint
 from mupax.experiments.theory.relu_mlp import fit_power_law
 
-from . import curves
+from . import curves, finite_size
 from .numbers import Numbers, Row
 from .registry import Drawing, Line, Look, Panel, loglog, near
 from .request import Request

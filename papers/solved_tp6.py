@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mupax.experiments.theory import linear_sgd, plane
+from mupax.experiments.theory import linear_sgd
+from mupax.experiments.theory.plane import Verdicts, predicted
 from mupax.experiments.theory.relu_mlp import fit_power_law
 
-from . import curves
+from . import curves, plane
 from .numbers import Numbers, Row
 from .registry import Drawing, Line, Panel, near
 from .request import Request
@@ -62,7 +63,7 @@ def regions(numbers: Numbers) -> Drawing:
     answers: list[bool | None] = []
     for point in map(_point, numbers.rows):
         known = point.decided
-        for name, expected in plane.predicted(point.alpha, point.gamma).items():
+        for name, expected in predicted(point.alpha, point.gamma).items():
             answer = known[name]
             answers.append(None if answer is None else answer == expected)
         members[_region(point.verdicts)].append((point.alpha, point.gamma))
@@ -81,7 +82,7 @@ def regions(numbers: Numbers) -> Drawing:
     return Drawing([panel], ours, curves.conjunction(*answers))
 
 
-def _region(verdicts: plane.Verdicts) -> str:
+def _region(verdicts: Verdicts) -> str:
     if not (verdicts["stable at initialization"] and verdicts["stable in training"]):
         return "unstable"
     if not verdicts["nontrivial"]:

@@ -4,9 +4,7 @@ import itertools
 
 import numpy as np
 
-from mupax.experiments.theory import family_statistics
-
-from . import curves
+from . import curves, family_statistics
 from .numbers import Numbers, Row
 from .registry import Drawing, Figure, Line, loglog
 from .request import Request

@@ -8,8 +8,14 @@ import pytest
 from mupax.experiments.sweep import valley
 from mupax.experiments.sweep.results import Cell, Population
 from mupax.experiments.sweep.verdict import transfer
-from mupax.experiments.theory import finite_size
-from papers import claims_bordelon, claims_tp6, curves, solved_bordelon, yaida
+from papers import (
+    claims_bordelon,
+    claims_tp6,
+    curves,
+    finite_size,
+    solved_bordelon,
+    yaida,
+)
 from tests.test_coverage import CASES, DEPTHS, all_seeds, few_cells, least, made
 
 

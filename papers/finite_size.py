@@ -29,9 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .. import memory
-from ..errors import UserError
-from .relu_mlp import fit_power_law
+from mupax.experiments import memory
+from mupax.experiments.errors import UserError
+from mupax.experiments.theory.relu_mlp import fit_power_law
 
 Activation = Callable[[Array], Array]
 

@@ -40,9 +40,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .. import memory
-from ..errors import UserError
-from ..sweep.statistics import jackknife
+from mupax.experiments import memory
+from mupax.experiments.errors import UserError
+from mupax.experiments.sweep.statistics import jackknife
 
 Activation = Callable[[Array], Array]
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.theory import finite_size, linear_joint
+from mupax.experiments.theory import linear_joint
+from papers import finite_size
 
 
 def task(points=6, features=5):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.theory import family_statistics
+from papers import family_statistics
 
 FIELDS = ("z_dntk", "ddntk_1", "ddntk_2")
 
