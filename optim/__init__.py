@@ -8,7 +8,6 @@ prints the whole setup before training.
 
 from .apply.chain_warning import ChainWarning
 from .apply.groups import (
-    Module,
     for_modules,
     match_paths,
     scale_by_path,
@@ -49,6 +48,7 @@ from .rules.shapes import shape_for
 from .rules.traced import Traced
 from .rules.training import TrainingScale, noise_scale, training_scale
 from .scales.declare import Declarations, declare
+from .scales.group import Module
 from .scales.table import Scales
 
 __all__ = [

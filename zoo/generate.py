@@ -110,7 +110,7 @@ def generate(
         )
     graph, weights = nnx.split(model)
     run = functools.partial(_generate, graph, steps, temperature > 0, top_k)
-    return run(
+    generated: Array = run(
         weights,
         jnp.asarray(prompts),
         start,
@@ -119,6 +119,7 @@ def generate(
         jnp.asarray(ends, jnp.int32),
         keys,
     )
+    return generated
 
 
 def _padded(
@@ -156,11 +157,11 @@ def _int(row: Any) -> type | None:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _generate(
-    graph: nnx.GraphDef,
+    graph: nnx.GraphDef[Any],
     steps: int,
     draws: bool,
     top_k: int | None,
-    weights: nnx.State,
+    weights: nnx.State[Any, Any],
     tokens: Int[Array, "batch time"],
     start: Int[Array, " batch"] | None,
     temperature: Float[Array, ""],
@@ -184,11 +185,12 @@ def _generate(
     def is_end(token: Int[Array, " batch"]) -> Bool[Array, " batch"]:
         return (token[:, None] == eos[None]).any(axis=1)
 
-    def goes_on(state: tuple) -> Bool[Array, ""]:
+    def goes_on(state: tuple[Any, ...]) -> Bool[Array, ""]:
         step, _, ended, *_ = state
-        return (step < steps) & ~ended.all()
+        more: Array = (step < steps) & ~ended.all()
+        return more
 
-    def add(state: tuple) -> tuple:
+    def add(state: tuple[Any, ...]) -> tuple[Any, ...]:
         step, token, ended, cache, out = state
         logits, cache = model.decode(token[:, None], cache, time + step - 1, start)
         token = jnp.where(ended, token, choose(logits[:, 0], step))

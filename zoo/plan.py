@@ -28,7 +28,7 @@ class Axis(NamedTuple):
     grows: bool = False
 
 
-class Frozen(nnx.Variable):
+class Frozen(nnx.Variable[Any]):
     """A variable for weights that are not trained.
 
     It is not an `nnx.Param`, so optimizers and `zoo.scales` leave it out.
@@ -149,9 +149,9 @@ class Plan:
         in_branch: bool = False,
         init: str = "fan_in",
         gain: float = 1.0,
-        kind: type[nnx.Variable] = nnx.Param,
+        kind: type[nnx.Variable[Any]] = nnx.Param,
         stacked: int = 0,
-    ) -> tuple[nnx.Variable, float]:
+    ) -> tuple[nnx.Variable[Any], float]:
         """Create a parameter and its forward multiplier.
 
         Args:

@@ -136,7 +136,7 @@ def create(name: str, **overrides: Any) -> Family:
       ValueError: unknown model 'resmpl'; the nearest is 'resmlp'
     """
     model, options = _full(name, overrides)
-    made = _make(model, options)
+    made: Family = _make(model, options)
     _RECIPES[made] = (name, {k: v for k, v in overrides.items() if k != "rngs"})
     return made
 
@@ -250,16 +250,18 @@ def _picked(made: nnx.Module, only: frozenset[tuple[Any, ...]] | None) -> Any:
 def _program(
     model: Callable[..., nnx.Module],
     options: tuple[tuple[str, str, Any], ...],
-    graph: nnx.GraphDef,
+    graph: nnx.GraphDef[Any],
     only: frozenset[tuple[Any, ...]] | None,
-) -> Callable[[nnx.State], tuple[nnx.GraphDef, nnx.State]]:
+) -> Callable[[nnx.State[Any, Any]], tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]]:
     """A function from the state of `rngs` to the split (model, `rngs` after it)."""
     # On CPUs, optimizing a program that runs once takes longer than it saves.
     cpu = jax.default_backend() == "cpu"
     quick = {"xla_backend_optimization_level": 1} if cpu else {}
 
     @functools.partial(jax.jit, compiler_options=quick)
-    def run(state: nnx.State) -> tuple[nnx.GraphDef, nnx.State]:
+    def run(
+        state: nnx.State[Any, Any],
+    ) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
         rngs = nnx.merge(graph, state, copy=True)
         given = {key: value for key, _, value in options}
         return nnx.split((_picked(model(**given, rngs=rngs), only), rngs))

@@ -237,7 +237,8 @@ def shard_batch(x: Float[Array, "batch *rest"]) -> Float[Array, "batch *rest"]:
     # A batch too small to split, e.g. one example, is replicated.
     if devices == 1 or not x.ndim or x.shape[0] % devices:
         return x
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
+    split: Array = jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
+    return split
 
 
 def gather(
@@ -259,7 +260,7 @@ def gather(
     return _reshard(x, spec, whole)
 
 
-def weight(variable: nnx.Variable, dtype: Any) -> Array:
+def weight(variable: nnx.Variable[Any], dtype: Any) -> Array:
     """A parameter's array for use in a layer: gathered, in the computation's dtype.
 
     It is cast before it is gathered, which halves the traffic in half precision.
@@ -302,7 +303,8 @@ def saves_no_gathered_weight(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _reshard(x: Array, before: PartitionSpec, after: PartitionSpec) -> Array:
-    return jax.lax.with_sharding_constraint(x, after)
+    resharded: Array = jax.lax.with_sharding_constraint(x, after)
+    return resharded
 
 
 @_reshard.defjvp

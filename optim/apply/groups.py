@@ -359,6 +359,7 @@ def decay_weights(
             )
         for one in acting:
             params = multiplied(params, one)
-        return decay.update(updates, state, params)
+        decayed, state = decay.update(updates, state, params)
+        return decayed, state
 
     return optax.GradientTransformation(decay.init, update)

@@ -404,7 +404,7 @@ def _follow_the_rule(
         score = change / sum(0.5 / freedom for freedom in known) ** 0.5
         total += score * deviation(b, t, leaf.assumed)
         weight += score**2
-    apart = weight**0.5
+    apart = math.sqrt(weight)
     return apart > (_APART if few else 0) and total / apart > _FAR
 
 

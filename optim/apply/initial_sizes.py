@@ -144,7 +144,8 @@ def _measure(array: Any) -> Size:
     if here and array.size <= _LARGE:
         return _size(array, np)
     with jax.ensure_compile_time_eval():  # as in `jax.eval_shape(lambda: tx.init(p))`
-        return _size_compiled(array)
+        size: Size = _size_compiled(array)
+        return size
 
 
 def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> None:

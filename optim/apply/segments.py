@@ -110,7 +110,8 @@ def _joined(like: Any, tree: Any, scales: Scales) -> Any:
 
 def _places(scale: ParamScale, leaf: Any) -> Sequence[Place]:
     if running.value is not None and scale.path in running.value.places:
-        return running.value.places[scale.path]
+        places: Sequence[Place] = running.value.places[scale.path]
+        return places
     if tuple(leaf.shape) != scale.shape:
         raise ValueError(
             f"{scale.path!r} is a fused parameter of shape {scale.shape}, and the "

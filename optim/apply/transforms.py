@@ -100,7 +100,8 @@ def scale_updates(
             if forward_multipliers(scales) not in applied:
                 warnings.warn(missing, ChainWarning, stacklevel=2)
             missing = None
-        return scaling.update(updates, state, params)
+        scaled, state = scaling.update(updates, state, params)
+        return scaled, state
 
     return optax.GradientTransformation(init, update)
 
@@ -190,7 +191,8 @@ def times(array: jax.Array, factor: Any) -> jax.Array:
     # A Python float is weakly typed, so bf16 stays bf16.
     if hasattr(factor, "dtype"):
         factor = jnp.asarray(factor, array.dtype)
-    return array * factor
+    scaled: jax.Array = array * factor
+    return scaled
 
 
 def forward_multipliers(scales: Scales) -> tuple[tuple[str, tuple[float, ...]], ...]:

@@ -334,7 +334,7 @@ def _scalar(outputs: Any) -> jax.Array:
             "loss returns no floating-point array; return a scalar or logits"
         )
     if getattr(outputs, "shape", None) == ():
-        return outputs
+        return jnp.asarray(outputs)
     total = jnp.zeros(())
     for number, leaf in enumerate(leaves):
         drawn = jax.random.normal(jax.random.key(number), leaf.shape)

@@ -503,4 +503,5 @@ def _residual_error(centred: np.ndarray, y: np.ndarray) -> float:
 
 def _log(change: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
-        return np.log(change.astype(float))
+        logarithm: np.ndarray = np.log(change.astype(float))
+    return logarithm

@@ -8,6 +8,7 @@ follow the weight alone. What an update does not have tells which mistake was ma
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -122,7 +123,7 @@ class _Parameter:
         self,
         path: str,
         runs: Mapping[Mode, Mapping[Condition, Run]],
-        acted: Mapping[Kind, list],
+        acted: Mapping[Kind, list[Any]],
         probe: Probe,
         rule: Multipliers,
         scales: Scales,

@@ -213,7 +213,7 @@ class Probe:
             recorder.loudness = {Kind.SCALING: c.loud, Kind.GROUPS: c.grouped}
             params = jax.tree.map(lambda x: x * c.weight, weights)
 
-            def gradient(path: str, slope: Any) -> jax.Array:
+            def gradient(path: str, slope: jax.Array) -> jax.Array:
                 first = c.gradient * c.odd if odd[path] else c.gradient
                 return slope * jnp.where(moved, c.then, first)
 

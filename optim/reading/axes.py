@@ -10,6 +10,8 @@ from .joints import ELEMENTWISE, SUM
 from .program import MOVES, Node, Program, regrouped
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
+# An operand, its contracted axes, its batch axes, and the other operand.
+Side = tuple[Node, tuple[int, ...], tuple[int, ...], Node]
 Labels = tuple[frozenset[Axis], ...]  # for each axis of a value, where it comes from
 NONE: frozenset[Axis] = frozenset()
 
@@ -504,7 +506,7 @@ class Axes:
                 return True
         return False
 
-    def _product_of_weights(self, node: Node, sides: Sequence[tuple]) -> None:
+    def _product_of_weights(self, node: Node, sides: Sequence[Side]) -> None:
         self._keep_gains(node)
         labels: list[frozenset[Axis]] = []
         free: list[frozenset[Axis]] = []
@@ -533,7 +535,7 @@ class Axes:
                 ],
             )
 
-    def _mixed_by_constants(self, node: Node, sides: Sequence[tuple]) -> None:
+    def _mixed_by_constants(self, node: Node, sides: Sequence[Side]) -> None:
         """A parameter times a constant matrix, e.g. positions that are resized."""
         batch_labels: list[frozenset[Axis]] = [NONE] * len(sides[0][2])
         free: list[frozenset[Axis]] = []

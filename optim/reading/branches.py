@@ -755,9 +755,9 @@ class Branches:
                     size = math.prod(shape[a] for a in norm.params["axes"])
                     summed = self.trunk(norm.operands[0])[0]
                     if summed is self.trunk(node.operands[0])[0]:
-                        return 1 / size  # entries of a softmax sum to one
+                        return 1.0 / float(size)  # entries of a softmax sum to one
                     if rooted:
-                        return size**-0.5
+                        return 1 / math.sqrt(size)
                 # A mean is a sum over a known number.
                 if len(inner) != 1 or (norm.op in ("mul", "div") and len(inner) == 1):
                     break

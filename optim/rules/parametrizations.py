@@ -41,11 +41,12 @@ class Powers(NamedTuple):
 
     def of(self, scale: ParamScale) -> float:
         """The value of these powers for one parameter."""
-        return (
+        value: float = (
             scale.width_in**self.fan_in
             * scale.width_out**self.fan_out
             * scale.width_last**self.last
         )
+        return value
 
 
 class Row(NamedTuple):
@@ -213,7 +214,8 @@ class Parametrization:
                 f"depth_ratio={depth_ratio!r} must be a positive number; pass "
                 "depth / base depth"
             )
-        return a * depth_ratio**-self.alpha
+        multiplier: float = a * depth_ratio**-self.alpha
+        return multiplier
 
 
 def _s_family(s: float) -> dict[Role, Row]:

@@ -62,13 +62,16 @@ def shape_for(
     if gamma is None:
         assert width is not None
         assert depth is not None
-        return depth / width ** (1 - s)
+        ratio: float = depth / width ** (1 - s)
+        return ratio
     if depth is None:
         assert width is not None
-        return gamma * width ** (1 - s)
+        layers: float = gamma * width ** (1 - s)
+        return layers
     if s == 1:
         raise ValueError(
             "at s=1 the emergent scale is the depth, at any width; pass s < 1 or "
             "choose the width yourself"
         )
-    return (depth / gamma) ** (1 / (1 - s))
+    channels: float = (depth / gamma) ** (1 / (1 - s))
+    return channels

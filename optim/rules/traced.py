@@ -56,7 +56,8 @@ class Traced:
 
     def array(self, dtype: Any = jnp.float32) -> jax.Array:
         """Convert to an array of this dtype, e.g. that of the array it multiplies."""
-        return (self.factor * self.value**self.power).astype(dtype)
+        array: jax.Array = (self.factor * self.value**self.power).astype(dtype)
+        return array
 
     def __mul__(self, other: Any) -> Any:
         return self._times(other, 1)

@@ -73,12 +73,12 @@ class TrainingScale:
     @property
     def update(self) -> float:
         """Multiplier of the desired update per step, κ^½."""
-        return self.kappa**0.5
+        return math.sqrt(self.kappa)
 
     @property
     def gradient(self) -> float:
         """Size of a raw gradient that is mostly noise, relative to the base's: κ^-½."""
-        return self.kappa**-0.5
+        return 1 / math.sqrt(self.kappa)
 
     def beta(self, value: Any) -> Any:
         """The target's β of a moving average: β^κ.

@@ -80,7 +80,7 @@ class Decoder(Transformer):
             rngs.params, ("vocab", "embed"), inputs=1, init="normal", gain=gain
         )
         # Assigned once: NNX does not accept a variable for an attribute that was None.
-        table: nnx.Variable | None = None
+        table: nnx.Variable[Any] | None = None
         self.position_multiplier = 1.0
         if block.rotary is None:
             table, self.position_multiplier = self.plan.param(

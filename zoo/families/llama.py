@@ -184,7 +184,9 @@ class Llama(Decoder, options=LlamaOptions):
         self._check(tokens.shape[1])
         graph, weights = nnx.split(self.blocks)
 
-        def run(x: Array, layer: nnx.State) -> tuple[Array, tuple[Array, Array]]:
+        def run(
+            x: Array, layer: nnx.State[Any, Any]
+        ) -> tuple[Array, tuple[Array, Array]]:
             block = nnx.merge(graph, layer)
             assert isinstance(block, TransformerBlock)
             probabilities = block.routing(x)

@@ -192,7 +192,7 @@ class ViT(Transformer, options=ViTOptions):
         rule = optim.multipliers(vector, self.plan.parametrization)
         self.multiplier = rule.forward  # of positions and tokens
 
-        def learned(names: tuple[str, ...], exists: bool) -> nnx.Variable | None:
+        def learned(names: tuple[str, ...], exists: bool) -> nnx.Variable[Any] | None:
             if not exists:
                 return None
             made = self.plan.param(
@@ -367,7 +367,7 @@ class ViT(Transformer, options=ViTOptions):
             x = x + positions[None, first:]
         tokens = [x]
 
-        def put_first(learned: nnx.Variable, position: Array | float) -> None:
+        def put_first(learned: nnx.Variable[Any], position: Array | float) -> None:
             token = times(weight(learned, x.dtype), self.multiplier)
             token = token.reshape(-1, token.shape[-1]) + position
             tokens.insert(0, jnp.broadcast_to(token, (batch, *token.shape)))
@@ -380,7 +380,7 @@ class ViT(Transformer, options=ViTOptions):
         return applied(self.pre_norm, x)
 
     def _positions(
-        self, position: nnx.Variable, grid: tuple[int, int]
+        self, position: nnx.Variable[Any], grid: tuple[int, int]
     ) -> Float[Array, "positions n"]:
         """Positions of a grid of patches, after that of the class token if any."""
         table = times(weight(position, position.dtype), self.multiplier)

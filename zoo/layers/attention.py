@@ -1,8 +1,9 @@
 """Transformer blocks of an attention branch and an MLP branch, and stacks of them."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -245,7 +246,7 @@ def logit_scale(plan: Plan) -> float:
     head = optim.ParamScale(
         "", optim.Role.OUTPUT, (), (), width_in=ratio, width_last=ratio
     )
-    return axis.base**-0.5 * plan.parametrization.rows[head.role].init.of(head)
+    return 1 / math.sqrt(axis.base) * plan.parametrization.rows[head.role].init.of(head)
 
 
 class Attention(nnx.Module):
@@ -696,7 +697,9 @@ class Transformer(Family):
         """Apply all blocks to tokens that follow those of a cache, without noise."""
         graph, weights = nnx.split(self.blocks)
 
-        def run(x: Array, layer: tuple[nnx.State, Cache]) -> tuple[Array, Cache]:
+        def run(
+            x: Array, layer: tuple[nnx.State[Any, Any], Cache]
+        ) -> tuple[Array, Cache]:
             block = nnx.merge(graph, layer[0])
             assert isinstance(block, TransformerBlock)
             return block.decode(x, layer[1], places)
@@ -786,7 +789,7 @@ def branch_factor(model: Transformer, path: str) -> float:
     reads = "query_norm" if model.options.qk_norm else "query"
     owners = (["blocks", "attention"], ["attention_pool", "attention"])
     if parts[:2] in owners and parts[2] == reads:
-        return logit_scale(model.plan) * model.plan["head_dim"].size ** 0.5
+        return logit_scale(model.plan) * math.sqrt(model.plan["head_dim"].size)
     if parts[:3] in (["blocks", "attention", "out"], ["blocks", "mlp", "down"]):
         return model.plan.branch
     return 1.0

@@ -152,7 +152,7 @@ class Dense(nnx.Module):
             kind=kind,
         )
         # Assigned once: NNX does not accept a variable for an attribute that was None.
-        bias_variable: nnx.Variable | None = None
+        bias_variable: nnx.Variable[Any] | None = None
         self.bias_multiplier = 1.0
         if bias:
             bias_variable, self.bias_multiplier = plan.param(
@@ -282,7 +282,7 @@ class LayerScale(nnx.Module):
 
 def single(dtype: Any) -> Any:
     """The dtype itself, or float32 for dtypes of half precision."""
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+    return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
 
 
 def times(x: Float[Array, "*shape"], multiplier: float) -> Float[Array, "*shape"]:
@@ -432,7 +432,7 @@ def scan_keeping(
     places = np.full(depth, len(keep), np.int32)
     places[list(keep)] = np.arange(len(keep))
 
-    def step(carry: tuple[Array, Array], layer: Any) -> tuple[Any, nnx.State]:
+    def step(carry: tuple[Array, Array], layer: Any) -> tuple[Any, nnx.State[Any, Any]]:
         (x, kept), (place, rest) = carry, layer
         x, state = run(x, rest)
         return (x, kept.at[place].set(x, mode="drop")), state
@@ -501,14 +501,14 @@ _WEIGHTS = nnx.Any(nnx.Param, Frozen)
 
 
 def _pure(
-    graph: nnx.GraphDef, remat: bool, lean: bool = False, scanned: bool = False
-) -> Callable[[Array, Any], tuple[Array, nnx.State]]:
+    graph: nnx.GraphDef[Any], remat: bool, lean: bool = False, scanned: bool = False
+) -> Callable[[Array, Any], tuple[Array, nnx.State[Any, Any]]]:
     """A block as a function of x and (weights, other variables, inputs).
 
     It returns the next x and the variables that the block changed.
     """
 
-    def run(x: Array, layer: Any) -> tuple[Array, nnx.State]:
+    def run(x: Array, layer: Any) -> tuple[Array, nnx.State[Any, Any]]:
         weights, state, inputs = layer
         # A copy: without a scan these are the caller's own variables, which must not
         # change inside the trace of jax.checkpoint.
@@ -528,7 +528,9 @@ def _pure(
     return run
 
 
-def _changed(before: nnx.State, after: nnx.State) -> nnx.State:
+def _changed(
+    before: nnx.State[Any, Any], after: nnx.State[Any, Any]
+) -> nnx.State[Any, Any]:
     """The variables of a block to which a call assigned a value.
 
     Assignment replaces the array object, so comparing by identity works in a trace too.
@@ -539,7 +541,7 @@ def _changed(before: nnx.State, after: nnx.State) -> nnx.State:
     )
 
 
-def _flat(state: nnx.State) -> list[tuple[Any, nnx.Variable]]:
+def _flat(state: nnx.State[Any, Any]) -> list[tuple[Any, nnx.Variable[Any]]]:
     return list(nnx.to_flat_state(state))
 
 

@@ -1,5 +1,6 @@
 """Convolution, pooling and normalization layers of convolutional networks, NHWC."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -68,7 +69,7 @@ class Conv(nnx.Module):
             gain=gain,
         )
         # Assigned once: NNX does not accept a variable for an attribute that was None.
-        bias_variable: nnx.Variable | None = None
+        bias_variable: nnx.Variable[Any] | None = None
         self.bias_multiplier = 1.0
         if bias:
             bias_variable, self.bias_multiplier = plan.param(
@@ -247,14 +248,14 @@ def make_norm(
 
 def pool(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:
     """Pool 2x2 pixels by maximum or average; an odd last row or column is dropped."""
-    of = {"average": nnx.avg_pool, "max": nnx.max_pool}[kind]
+    of: Callable[..., Array] = {"average": nnx.avg_pool, "max": nnx.max_pool}[kind]
     return of(x, (2, 2), strides=(2, 2))
 
 
 def stem_pool(x: Float[Array, "b h w n"], stride: int = 2) -> Float[Array, "b h2 w2 n"]:
     """Max pooling over 3x3 pixels, padded by one, after ResNet's stem."""
     sides = ((1, 1), (1, 1))
-    return nnx.max_pool(x, (3, 3), strides=(stride, stride), padding=sides)
+    return jnp.asarray(nnx.max_pool(x, (3, 3), (stride, stride), sides))
 
 
 def blur(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
@@ -278,7 +279,7 @@ def half(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
     Source: He et al. 2018 (arXiv:1812.01187), Figure 2c.
     """
     odd = [(0, n % 2) for n in x.shape[1:3]]
-    return nnx.avg_pool(x, (2, 2), (2, 2), odd, count_include_pad=False)
+    return jnp.asarray(nnx.avg_pool(x, (2, 2), (2, 2), odd, count_include_pad=False))
 
 
 def antialiased(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:

@@ -152,7 +152,9 @@ def _gradient(form: Form, name: str, first: Array, second: Array) -> Array:
     # A program remembers the mesh under which it was traced.
     mesh = jax.sharding.get_abstract_mesh()
     program = _program(form, name, mesh, *((a.shape, a.dtype) for a in avals))
-    return _gradient_p.bind(first, second, form=form, name=name, call_jaxpr=program)
+    bound = {"form": form, "name": name, "call_jaxpr": program}
+    out: Array = _gradient_p.bind(first, second, **bound)
+    return out
 
 
 @functools.lru_cache(maxsize=1024)
@@ -168,7 +170,8 @@ def _program(
 def _run(
     first: Array, second: Array, *, call_jaxpr: core.ClosedJaxpr, **_: Any
 ) -> Array:
-    return core.jaxpr_as_fun(call_jaxpr)(first, second)[0]
+    (out,) = core.jaxpr_as_fun(call_jaxpr)(first, second)
+    return jnp.asarray(out)
 
 
 def _transposed(which: int) -> Callable[..., Array]:
@@ -195,7 +198,7 @@ class Mapped:
     def _of(self, name: str, first: Array, second: Array) -> Array:
         others = [other for other in _NAMES if other != name]
         axes = tuple(0 if other in self.mapped else None for other in others)
-        out = jax.vmap(getattr(self.form, name), axes)(first, second)
+        out: Array = jax.vmap(getattr(self.form, name), axes)(first, second)
         return out if name in self.mapped else out.sum(0)
 
     def x(self, kernel: Array, y: Array) -> Array:
@@ -264,10 +267,11 @@ class Depthwise(_Sized):
 
     def x(self, kernel: Array, y: Array) -> Array:
         shape = (len(y), *self.pixels, kernel.shape[-1])
-        (out,) = jax.linear_transpose(
-            lambda x: self.y(x, kernel), jax.ShapeDtypeStruct(shape, y.dtype)
+        images = jax.ShapeDtypeStruct(shape, y.dtype)
+        slopes: tuple[Array] = jax.linear_transpose(
+            lambda x: self.y(x, kernel), images
         )(y)
-        return out
+        return slopes[0]
 
     def kernel(self, x: Array, y: Array) -> Array:
         dtype, step = single(x.dtype), self.stride
@@ -280,7 +284,7 @@ class Depthwise(_Sized):
             seen = jax.lax.dynamic_slice(padded, start, (len(x), *ends, x.shape[-1]))
             return (seen[:, ::step, ::step] * slopes).sum((0, 1, 2))
 
-        taps = jax.lax.map(tap, jnp.arange(self.size**2))
+        taps: Array = jax.lax.map(tap, jnp.arange(self.size**2))
         return taps.reshape(self.size, self.size, 1, -1).astype(x.dtype)
 
 
@@ -298,7 +302,7 @@ class Narrow(_Sized):
             y = kernel.reshape(-1, n).T @ _pixels(x, self.size)
             return y.reshape(n, h, w, b).transpose(3, 1, 2, 0)
 
-        y = jax.lax.map(some, _split(x, self.size))
+        y: Array = jax.lax.map(some, _split(x, self.size))
         return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
     def x(self, kernel: Array, y: Array) -> Array:

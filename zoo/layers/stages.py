@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -45,7 +46,9 @@ class Projection(nnx.Module):
     It has the stride, or follows an average over 2x2 pixels.
     """
 
-    def __init__(self, conv: Conv, norm: nnx.Module, *, average: bool = False):
+    def __init__(
+        self, conv: Conv, norm: Callable[[Array], Array], *, average: bool = False
+    ):
         self.average = average
         self.conv = conv
         self.norm = norm
@@ -172,7 +175,7 @@ class Staged(Family):
     """
 
     channels: int
-    stages: nnx.List
+    stages: nnx.List[Any]
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch *n"]:
         """Features before the readout: the mean over pixels of the last stage.

@@ -293,10 +293,10 @@ def read_data_config(
     if source in list_pretrained() and not path.exists():
         path = _shipped(str(source))
     if path.is_dir() and _is_ours(path):
-        return saving.read_config(path)["data"]
+        return saving.read_config(path).data
     options = hub_options or hub.HubOptions()
     if uploaded := _uploaded(source, options):
-        return saving.read_config(uploaded)["data"]
+        return saving.read_config(uploaded).data
     files = _Repository(source, options)
     if not hub.is_id(source):
         files.weights()  # raises if there are none

@@ -66,7 +66,7 @@ def push_to_hub(
             directory = remote.local(model)
             saving.read_config(directory)  # checks all files
             shutil.copytree(directory, folder)
-        name = saving.read_config(folder)["model"]
+        name = saving.read_config(folder).model
         card = folder / _CARD
         text = card.read_text() if card.exists() else f"# {name}\n"
         card.write_text(model_card(text, repository, license=license))

@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -206,7 +206,7 @@ def load(
     """
     directory = pathlib.Path(directory).absolute()
     config = read_config(directory)
-    name, options = config["model"], config["options"]
+    name, options = config.model, config.options
     if expected not in (None, name):
         raise ValueError(f"{str(directory)!r} holds a {name!r}, not a {expected!r}")
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
@@ -235,7 +235,7 @@ def load(
     arrays = _read(directory / _WEIGHTS, saved)
     fill(model, positions.between(saved, model, arrays), fresh=fresh)
     complete(model, rngs)
-    remember(model, config["data"], resized=resized)
+    remember(model, config.data, resized=resized)
     return model
 
 
@@ -308,7 +308,7 @@ def _read(folder: pathlib.Path, model: nnx.Module) -> dict[str, Any]:
             # Before anything is allocated.
             stored = checkpointer.metadata(folder).item_metadata.tree
             _check_fit(variables, stored, None)
-            return checkpointer.restore(folder, arrays_of(model))
+            return dict(checkpointer.restore(folder, arrays_of(model)))
     except Exception as error:  # Orbax raises whatever its storage does
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
@@ -363,8 +363,16 @@ def is_config(config: Any) -> bool:
     return isinstance(config, dict) and {"format", "model", "options"} <= config.keys()
 
 
-def read_config(directory: pathlib.Path) -> dict[str, Any]:
-    """Read a model's name, options and preprocessing, and verify all checksums.
+class Saved(NamedTuple):
+    """A saved model's name, options and preprocessing (if known)."""
+
+    model: str
+    options: dict[str, Any]
+    data: DataConfig | None
+
+
+def read_config(directory: pathlib.Path) -> Saved:
+    """Read the config of a saved model, and verify all checksums.
 
     Raises:
       ValueError: the config is missing, or a file of the directory is damaged.
@@ -389,7 +397,7 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
             f"the model in {directory} is damaged: {error}; copy it again, or save it "
             "again"
         ) from None
-    return {"model": config["model"], "options": options, "data": data}
+    return Saved(config["model"], options, data)
 
 
 def check_sizes(model: nnx.Module, source: str, arrays: int | None = None) -> None:
@@ -455,7 +463,7 @@ def fill(
 
 
 def _check_fit(
-    variables: dict[str, nnx.Variable], arrays: dict[str, Any], fresh: str | None
+    variables: dict[str, nnx.Variable[Any]], arrays: dict[str, Any], fresh: str | None
 ) -> list[str]:
     """Return the paths to fill; raise a `ValueError` if arrays do not fit (`fill`)."""
     kept = {p for p in variables if fresh and p.split("/")[0] == fresh}
@@ -475,7 +483,7 @@ def _check_fit(
 
 def _variables(
     model: nnx.Module,
-) -> tuple[nnx.State, list[tuple[str, nnx.Variable]]]:
+) -> tuple[nnx.State[Any, Any], list[tuple[str, nnx.Variable[Any]]]]:
     state = nnx.state(model, nnx.Not(nnx.RngState))
     pairs = nnx.to_flat_state(state)
     return state, [("/".join(map(str, path)), variable) for path, variable in pairs]
