@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ import tensorflow_datasets as tfds
 
 from mupax.zoo.preprocessing import LARGEST_SIDE, STATISTICS
 
-from .. import remote
 from ..checks import shown
 from ..errors import UserError, nearest
 from . import arrays, digits, folders, prepared, sources
@@ -135,8 +135,6 @@ def open_dataset(
     if is_fake_text(name):
         return fake_text(name, pool)
     of_user = name in REGISTERED or name.startswith((folders.FOLDER, arrays.NPZ))
-    if not of_user and not name.startswith("fake:") and name not in DATASETS:
-        _check_prefix(name)
     of_text = {"context": context, "test_path": test_path}
     _refuse(name, {**of_text, "tokenizer": tokenizer != "bytes"})
     size = _size(image_size)
@@ -395,28 +393,6 @@ def _of_user(name: str, train_split: str, test_split: str | None) -> _Splits:
     return _Splits(name, classes, train, test, None, names)
 
 
-_OF_TEXT = (".txt", ".text", ".md", ".csv", ".json", ".jsonl")
-
-
-def _check_prefix(name: str) -> None:
-    """Raise UserError for the path of a file or folder without its prefix."""
-    path = pathlib.Path(name).expanduser()
-    if remote.is_remote(name) and path.suffix.lower() not in (".npz", *_OF_TEXT):
-        raise UserError(f"{name} is no dataset; write images:, npz: or text: before it")
-    folder = os.path.isdir(path) and len(path.parts) > 1
-    file = os.path.isfile(path) and _unknown(name) is not None
-    if folder or file or path.suffix.lower() in (".npz", *_OF_TEXT):
-        raise UserError(f"{name!r} is no dataset; write {_prefixed(name)}")
-
-
-def _prefixed(name: str) -> str:
-    path = pathlib.Path(name).expanduser()
-    if path.suffix == ".npz":
-        return f"{arrays.NPZ}{name}"
-    folder = os.path.isdir(path) and not any(path.glob("*.txt"))
-    return f"{folders.FOLDER if folder else 'text:'}{name}"
-
-
 # Few examples, for short epochs and evaluations.
 _NOISE_TRAIN, _NOISE_TEST = 10_000, 100
 
@@ -433,6 +409,10 @@ def _noise(name: str) -> _Splits:
     )
 
 
+# A name of TFDS, with a config and a version.
+_OF_TFDS = re.compile(r"[A-Za-z_]\w*(/[\w.+-]+)?(:[\d.*]+)?")
+
+
 def _prepared(
     name: str,
     data_dir: str | os.PathLike[str] | None,
@@ -440,26 +420,24 @@ def _prepared(
     test_split: str | None,
 ) -> _Splits:
     places = prepared.data_dirs(data_dir, name)
-    builder = prepared.find(name, places)
+    builder = prepared.find(name, places) if _OF_TFDS.fullmatch(name) else None
     if builder is None:
-        raise UserError(_unknown(name) or prepared.how_to_prepare(name, places))
+        raise UserError(_missing(name, places))
     train, test, label = prepared.open_splits(builder, train_split, test_split)
     statistics = _STATISTICS.get(name.split("/")[0].split(":")[0])
     names = prepared.class_names(label)
     return _Splits(name, label.num_classes, train, test, statistics, names)
 
 
-def _unknown(name: str) -> str | None:
-    """The error for an unknown name; None for a known one."""
+def _missing(name: str, places: Sequence[pathlib.Path]) -> str:
+    """The error for a dataset that is not prepared, or that does not exist."""
     known = [
         *DATASETS,
         "tiny_imagenet",
         *tfds.list_builders(with_community_datasets=False),
     ]
     if name.split("/")[0].split(":")[0] in known:
-        return None
-    if os.path.isdir(name):  # False, too, for names that no path can have
-        return f"there is no dataset {name!r}; did you mean {_prefixed(name)}?"
+        return prepared.how_to_prepare(name, places)
     return (
         f"there is no dataset {name!r}{nearest(name, known) or '.'} Give the name of a "
         "prepared TFDS dataset, images:DIRECTORY, npz:FILE, text:FILE, or noise, e.g. "

@@ -23,61 +23,6 @@ _TOKENIZER = "tokenizer.json"
 _TEST_SHARE = 10  # one window in ten, if there is no test file
 
 
-class ByteFile:
-    """The bytes of a file, uint8, which are read where they are sliced.
-
-    A memory map would end the process without a word if the file became shorter.
-
-    Args:
-      path: of the file, which must not change from now on.
-    """
-
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-        self._state = _state(path.stat())
-
-    def __len__(self) -> int:
-        return self._state[0]
-
-    def __getitem__(self, part: slice) -> np.ndarray:
-        """The bytes of a slice; UserError if the file has changed."""
-        start, stop, _ = part.indices(len(self))
-        try:
-            opened = _opened(self.path, self._state)
-            read = os.pread(opened.file, stop - start, start)
-            unchanged = _state(os.fstat(opened.file)) == self._state
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be read: {reason(error)}") from error
-        if not unchanged or len(read) < stop - start:
-            raise UserError(
-                f"{self.path} has changed since it was opened; restore it and run the "
-                "same command to resume, or start in another workdir"
-            )
-        return np.frombuffer(read, np.uint8)
-
-
-def _state(stat: os.stat_result) -> tuple[int, int]:
-    """Size and time of the last change of a file."""
-    return stat.st_size, stat.st_mtime_ns
-
-
-class _Opened:
-    """An open file, which is closed when nothing refers to it."""
-
-    def __init__(self, path: pathlib.Path):
-        self.file = os.open(path, os.O_RDONLY)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if hasattr(self, "file"):
-            close(self.file)
-
-
-@functools.lru_cache(maxsize=64)
-def _opened(path: pathlib.Path, _: tuple[int, int]) -> _Opened:
-    """A file that stays open while it is among the last that were read."""
-    return _Opened(path)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows:
     """Windows of context + 1 tokens. The last token of a window starts the next one.
@@ -92,7 +37,7 @@ class Windows:
       stop: the window after the last.
     """
 
-    files: Sequence[np.ndarray | ByteFile]
+    files: Sequence[np.ndarray]
     context: int
     start: int
     stop: int
@@ -117,7 +62,7 @@ class Windows:
         return {"tokens": out}
 
 
-def window_count(files: Sequence[np.ndarray | ByteFile], context: int) -> int:
+def window_count(files: Sequence[np.ndarray], context: int) -> int:
     """The number of windows of context + 1 tokens in the tokens of files."""
     return sum(max(0, len(tokens) - 1) // context for tokens in files)
 
@@ -134,8 +79,9 @@ def open_text(
 
     Args:
       path: a file, or a directory of *.txt files, which are read in the order of their
-        names. Bytes are read window by window; a tokenizer reads the whole text. Text
-        is read as it is: line ends stay, and no special tokens are added.
+        names. They must not change while the dataset is open. Bytes are read window by
+        window; a tokenizer reads the whole text. Text is read as it is: line ends stay,
+        and no special tokens are added.
       context: tokens that a model reads at once.
       tokenizer: see `open_tokenizer`.
       test_path: test text; by default the last tenth of the windows of `path`.
@@ -339,10 +285,12 @@ def _tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path:
     return path
 
 
-def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray | ByteFile:
-    """The tokens of a text file. Bytes are read later."""
+def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray:
+    """The tokens of a text file. Bytes are read later, by a memory map."""
     if tokenizer.file is None:
-        return ByteFile(path)
+        if not path.stat().st_size:  # which cannot be mapped
+            return np.empty(0, np.uint8)
+        return np.memmap(path, np.uint8, "r")
     try:
         # `read_text` would change line ends.
         text = path.read_bytes().decode()
