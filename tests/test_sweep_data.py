@@ -93,13 +93,21 @@ def test_sweep_runs_on_text(song, tmp_path):
     assert all(np.isfinite(p.loss).all() for p in found.populations)
 
 
-def test_a_finished_sweep_builds_nothing(song, tmp_path, monkeypatch):
-    given = config(song), str(tmp_path), ["mupax", "sweep"]
+def test_a_finished_sweep_builds_and_draws_nothing(song, tmp_path, monkeypatch, caplog):
+    described = config(song, modules={"tables": {"pattern": "role:input"}})
+    described.sweep.base_axes = ConfigDict({"tables/learning_rate": (1.0, 2.0)})
+    given = described, str(tmp_path), ["mupax", "sweep"]
     first = sweep.run(*given)
-    monkeypatch.setattr(sweep, "build", None)
-    monkeypatch.setattr(tasks, "build", None)
-    assert sweep.run(*given).table == first.table
-    assert (tmp_path / "report.html").exists()
+    page = (tmp_path / "report.html").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "build", None)
+        patch.setattr(tasks, "build", None)
+        patch.setattr("mupax.experiments.report.page.report_page", None)
+        assert sweep.run(*given).table == first.table
+    assert not caplog.text
+    (tmp_path / "report.html").write_bytes(page[:-50])  # is drawn again
+    sweep.run(*given)
+    assert (tmp_path / "report.html").read_bytes() == page
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from mupax.zoo.preprocessing import LARGEST_SIDE, STATISTICS
 
@@ -434,7 +433,7 @@ def _missing(name: str, places: Sequence[pathlib.Path]) -> str:
     known = [
         *DATASETS,
         "tiny_imagenet",
-        *tfds.list_builders(with_community_datasets=False),
+        *prepared.names(),
     ]
     if name.split("/")[0].split(":")[0] in known:
         return prepared.how_to_prepare(name, places)

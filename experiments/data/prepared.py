@@ -5,10 +5,9 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 from jaxtyping import Int32
 from PIL import Image
 
@@ -17,6 +16,9 @@ from ..errors import UserError, reason
 from .augment import Transform
 from .images import ImageData
 from .sources import ImageLoad, Shape, no_labels, why
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
 
 _CHUNK = 4096  # records per read; single reads are slower
 
@@ -50,12 +52,14 @@ def _local(data_dir: str | os.PathLike[str], name: str) -> Path:
     return remote.local(f"{os.fspath(data_dir).rstrip('/')}/{dataset}").parent
 
 
-def find(name: str, places: Sequence[Path]) -> tfds.core.DatasetBuilder | None:
+def find(name: str, places: Sequence[Path]) -> "tfds.core.DatasetBuilder | None":
     """The prepared dataset of this name in the first directory that has it.
 
     Raises:
       UserError: its metadata is damaged.
     """
+    import tensorflow_datasets as tfds  # slow to import, as below
+
     for place in places:
         try:
             # From the files, so that any version of the dataset works.
@@ -70,6 +74,13 @@ def find(name: str, places: Sequence[Path]) -> tfds.core.DatasetBuilder | None:
                 "check data_dir, or remove the dataset there and prepare it again"
             ) from error
     return None
+
+
+def names() -> list[str]:
+    """The datasets that TFDS can prepare."""
+    import tensorflow_datasets as tfds
+
+    return tfds.list_builders(with_community_datasets=False)
 
 
 @contextlib.contextmanager
@@ -128,7 +139,7 @@ class Records:
     """
 
     def __init__(
-        self, builder: tfds.core.DatasetBuilder, split: str, keys: tuple[str, str]
+        self, builder: "tfds.core.DatasetBuilder", split: str, keys: tuple[str, str]
     ):
         self._image, self._label = keys
         self._split, self._splits = split, list(builder.info.splits)
@@ -145,6 +156,8 @@ class Records:
                 f"data.test_split to splits of {self._folder}: "
                 f"{', '.join(self._splits)}"
             ) from None
+        import tensorflow_datasets as tfds
+
         with _reading(self._name, self._folder):
             # Decoded with Pillow below; TFDS would do the same, with a warning.
             self._records: Any = builder.as_data_source(
@@ -196,7 +209,7 @@ def in_memory(name: str, data_dir: str | os.PathLike[str] | None = None) -> Imag
 
 
 def _decoded(
-    builder: tfds.core.DatasetBuilder, split: str
+    builder: "tfds.core.DatasetBuilder", split: str
 ) -> tuple[np.ndarray, np.ndarray]:
     source = Records(builder, split, ("image", "label"))
     name, shape = f"{builder.name}, {split},", builder.info.features["image"].shape
@@ -211,7 +224,7 @@ def _decoded(
     return images, labels
 
 
-def class_names(label: tfds.features.ClassLabel) -> tuple[str, ...] | None:
+def class_names(label: "tfds.features.ClassLabel") -> tuple[str, ...] | None:
     """The names of a dataset's classes; None where TFDS only knows numbers."""
     names = tuple(label.names or ())
     numbers = tuple(map(str, range(len(names))))
@@ -219,8 +232,8 @@ def class_names(label: tfds.features.ClassLabel) -> tuple[str, ...] | None:
 
 
 def open_splits(
-    builder: tfds.core.DatasetBuilder, train_split: str, test_split: str | None
-) -> tuple[Records, Records, tfds.features.ClassLabel]:
+    builder: "tfds.core.DatasetBuilder", train_split: str, test_split: str | None
+) -> "tuple[Records, Records, tfds.features.ClassLabel]":
     """The training and the test split, and the feature of the labels.
 
     By default, the test split is "test", else "validation".
@@ -231,7 +244,9 @@ def open_splits(
     return train, test, builder.info.features[keys[1]]
 
 
-def _keys(builder: tfds.core.DatasetBuilder) -> tuple[str, str]:
+def _keys(builder: "tfds.core.DatasetBuilder") -> tuple[str, str]:
+    import tensorflow_datasets as tfds
+
     features = builder.info.features
     image, label = "image", "label"
     match builder.info.supervised_keys:
@@ -248,7 +263,7 @@ def _keys(builder: tfds.core.DatasetBuilder) -> tuple[str, str]:
     return image, label
 
 
-def _test_split(builder: tfds.core.DatasetBuilder) -> str:
+def _test_split(builder: "tfds.core.DatasetBuilder") -> str:
     splits = builder.info.splits
     # ImageNet's test labels are not public.
     names = (

@@ -12,10 +12,12 @@ import rich.console
 
 from ..io import write_durably
 from ..run.hyperparameters import tuned
+from . import engine
 from .description import STORED, writing
 from .executors import Executor, run_all
 from .results import Population, log2, table
 from .space import SweepConfig, tasks
+from .store import Store
 from .tasks import ZooTask
 
 FOLDER = "base"  # of the tuning, in the folder of the sweep
@@ -73,9 +75,24 @@ def tune(
     )
     with writing(place):
         write_durably(place / "results.csv", table([base]))
+    console.print(_sentence(config, base, base.best()), highlight=False)
+    return _with_best(config, base)
+
+
+def as_stored(config: SweepConfig, folder: pathlib.Path) -> SweepConfig:
+    """The sweep as `tune` returns it, if all runs of the tuning are stored."""
+    store = Store(folder / FOLDER / STORED)
+    if not config.base_axes:
+        return config
+    (task,) = base_tasks(config)
+    if engine.missing(task, store):
+        return config
+    return _with_best(config, engine.run(task, None, store))
+
+
+def _with_best(config: SweepConfig, base: Population) -> SweepConfig:
     best = base.best()
     values = {name: best[name] for name in config.base_axes}
-    console.print(_sentence(config, base, best), highlight=False)
     return dataclasses.replace(
         config,
         base_axes={},

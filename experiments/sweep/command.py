@@ -15,7 +15,7 @@ from ..run import workdir
 from ..run.build import build
 from ..run.trackers import open_trackers
 from . import cost, engine, executors, space
-from .at_base import base_tasks, tune
+from .at_base import as_stored, base_tasks, tune
 from .description import STORED, train
 from .space import SweepConfig
 from .store import Store
@@ -101,13 +101,19 @@ def check_data(
 
     Returns its fingerprint.
     """
+    config = as_stored(config, directory)
     tasks = space.tasks(config)
     with console.status(f"reading {public(tasks[0].config.dataset)}"):
         dataset = tasks[0].dataset()
         fingerprint = dataset.fingerprint
     store = Store(directory / STORED)
-    trained = (task for task in reversed(tasks) if engine.missing(task, store))
-    for task in {str(task.choices): task for task in trained}.values():
+    # Without the tuning of the base it is not known which runs are stored.
+    trained = {
+        str(task.choices): task
+        for task in reversed(tasks)
+        if config.base_axes or engine.missing(task, store)
+    }
+    for task in trained.values():
         dataset.check_batch(task.batch_size)
         if task.batch_size % task.config.accumulate:
             raise UserError(

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import nnx
 
 from mupax import optim
@@ -158,6 +157,8 @@ def _write(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
 
     Without compression: trained weights hardly get smaller, and are read more slowly.
     """
+    import orbax.checkpoint as ocp  # slow to import, as below
+
     options = ocp.options.MultiprocessingOptions()
     if jax.process_count() > 1:
         process = jax.process_index()
@@ -302,6 +303,8 @@ def _read(folder: pathlib.Path, model: nnx.Module) -> dict[str, Any]:
     Raises:
       ValueError: they cannot be read, or do not fit the model.
     """
+    import orbax.checkpoint as ocp
+
     variables = dict(_variables(model)[1])
     try:
         with ocp.StandardCheckpointer() as checkpointer:
