@@ -299,17 +299,6 @@ def test_a_run_that_cannot_fit_is_refused_in_one_sentence(data, monkeypatch):
         engine.run(sweep_toys.task(log2_lr=(-9.0,), seeds=1), data)
 
 
-def test_diverged_runs_are_given_up_and_the_others_are_as_before(data):
-    wild = sweep_toys.task(log2_lr=(-9.0, -7.0, 60.0))
-    calm = engine.run(wild, data)
-    stopped = engine.run(wild, data, None, engine.Limits(stop_diverged=True))
-    np.testing.assert_allclose(stopped.loss, calm.loss, rtol=1e-4)
-    alone = sweep_toys.task(log2_lr=(60.0,))
-    assert np.isnan(
-        engine.run(alone, data, None, engine.Limits(stop_diverged=True)).loss
-    ).all()
-
-
 ORPHAN = """
 import os, pathlib, sys, time
 from mupax.experiments.sweep import executors

@@ -470,13 +470,6 @@ def test_data_that_was_donated_is_refused_and_data_is_not_donated(tmp_path):
         sweep(tmp_path, data=data)
 
 
-def test_giving_up_diverged_runs_is_part_of_the_key(tmp_path, trained):
-    sweep(tmp_path)
-    trained.clear()
-    sweep(tmp_path, limits=api.Limits(stop_diverged=True))
-    assert trained
-
-
 def test_on_accelerators_the_vmapped_program_is_compared(unedited, monkeypatch):
     """The way of accelerators, on a CPU: a rule for batches is part of it."""
 
@@ -588,13 +581,11 @@ def test_a_convolution_on_a_cpu_is_not_inside_of_a_loop():
     assert " while(" not in text
 
 
-@pytest.mark.parametrize("stop", [False, True])
-def test_steps_that_python_calls_train_as_the_loop_does(stop, monkeypatch):
+def test_steps_that_python_calls_train_as_the_loop_does(monkeypatch):
     options = {
         "grid": {"learning_rate": (0.01, 0.02, 0.04, 1e30)},
         "seeds": 2,
         "steps": 20,
-        "limits": api.Limits(stop_diverged=stop),
     }
     ours = sweep(None, convnet, loss=conv_loss, data=IMAGES, **options)
     monkeypatch.setattr(program, "holds", lambda jaxpr, name: False)

@@ -48,11 +48,6 @@ def transfer(given: Parsed) -> None:
         "address of a Dask scheduler, e.g. tcp://host:8786; default: a cluster on this "
         "machine",
     ),
-    Flag(
-        "stop_diverged",
-        False,
-        "stop diverged runs; on accelerators, only once the whole chunk has diverged",
-    ),
     DRY_RUN,
 )
 def sweep(given: Parsed) -> None:

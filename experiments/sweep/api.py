@@ -315,7 +315,6 @@ def sweep(
             guess,
             data="" if folder is None else fingerprint.of_arrays(data),
             settings=_settings_text(settings),
-            stop_diverged=limits.stop_diverged,
         )
         for shape in shapes
     ]

@@ -40,7 +40,6 @@ def run(
     executor: str = "here",
     workers: int = 2,
     scheduler: str | None = None,
-    stop_diverged: bool = False,
     dry_run: bool = False,
 ) -> report.SweepData | None:
     """Run a sweep; the same command resumes a sweep that was killed.
@@ -52,7 +51,6 @@ def run(
       executor: where tasks run; see `executors.opened`.
       workers: number of tasks that run at once.
       scheduler: address of a Dask scheduler.
-      stop_diverged: as in `engine.Limits`.
       dry_run: print what the sweep would cost, and return None.
 
     Raises:
@@ -64,9 +62,7 @@ def run(
     if workers < 1:
         raise UserError(f"--workers={workers} must be at least 1")
     share = parsed.limits.share / (1 if executor in ("here", "slurm") else workers)
-    limits = dataclasses.replace(
-        parsed.limits, share=share, stop_diverged=stop_diverged
-    )
+    limits = dataclasses.replace(parsed.limits, share=share)
     parsed = dataclasses.replace(parsed, limits=limits)
     directory = pathlib.Path(folder)
     workdir.check(directory, parsed.settings(), free=_FREE)

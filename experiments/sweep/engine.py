@@ -43,13 +43,10 @@ class Limits:
     Attributes:
       share: share of the free memory.
       lanes: runs in a chunk at most; 0 for as many as fit.
-      stop_diverged: stop diverged runs; on accelerators, only once the whole chunk has
-        diverged.
     """
 
     share: float = 0.5
     lanes: int = 0
-    stop_diverged: bool = False
 
 
 def run(
@@ -169,8 +166,7 @@ class Chunks:
         return None
 
     def _train(self, points: Sequence[Point]) -> np.ndarray:
-        # Devices take points in turn. Neighbours tend to diverge together: a device
-        # with all of them would be idle once they stop.
+        # Devices take points in turn, so that each has as many as another, up to one.
         order = np.arange(self._width).reshape(-1, self._devices).T.ravel()
         dealt = np.minimum(order, len(points) - 1)
         back = np.argsort(order)[: len(points)]
@@ -198,7 +194,6 @@ class Chunks:
 
     def _compile(self) -> None:
         limit = self._limits.share * memory.available()
-        stop = self._limits.stop_diverged
         cpu = jax.default_backend() == "cpu"
         options: dict[str, str | bool] | None = None
         if cpu:
@@ -215,7 +210,6 @@ class Chunks:
                 self.training,
                 arguments,
                 together=at_once(),
-                stop_diverged=stop,
                 options=options,
             )
             needed = memory.needed(self._program)

@@ -99,7 +99,6 @@ class FunctionTask(Task):
     data: str = ""  # fingerprint
     # The user's own description of the code; None to compare the lowered program.
     settings: str | None = None
-    stop_diverged: bool = False  # it changes the losses of diverged runs
     program: str = ""  # fingerprint of what is computed; `bound` sets it
     parametrization: str = KEY
 
@@ -111,10 +110,7 @@ class FunctionTask(Task):
     def key(self) -> str:
         numbers = (self.steps, self.batch_size, self.average_last, self.guess)
         code = self.program if self.settings is None else f"settings {self.settings}"
-        stops = ", stop_diverged" if self.stop_diverged else ""
-        return (
-            f"{_VERSION}, {list(self.grid)}, {numbers}{stops}, data {self.data}, {code}"
-        )
+        return f"{_VERSION}, {list(self.grid)}, {numbers}, data {self.data}, {code}"
 
     def bound(self, data: Any) -> "FunctionTask":
         """The same task with the fingerprint of its program.

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from ..run.step import Hyper
     from .tasks import Training
 
-_DIVERGED = 16.0
-_EVERY = 16  # steps between two looks for diverged runs, for which Python waits
-
 
 def at_once() -> bool:
     """Whether a device trains its runs at once: all devices but CPUs do."""
@@ -36,7 +33,6 @@ def program(
     arguments: tuple[Any, ...],
     *,
     together: bool,
-    stop_diverged: bool = False,
     options: dict[str, str | bool] | None = None,
 ) -> Any:
     """Compile all runs of a training, sharded over the local devices.
@@ -48,8 +44,6 @@ def program(
         `orders` (steps, seeds, batch). `steps`, shape (points,), is how many steps each
         point trains: 0 for points that only fill up a device.
       together: whether a device trains its runs at once, as `at_once` advises.
-      stop_diverged: stop diverged runs; if runs train at once, only once all of them
-        have diverged.
       options: of the compiler.
 
     Returns:
@@ -57,14 +51,13 @@ def program(
       shape (seeds, points, steps), NaN for steps that were not trained.
     """
     train = _together if together else _in_turn
-    floor = (training.guess or 0.0) if stop_diverged else None
-    runs: Callable[..., Any] = functools.partial(train, training, floor)
+    runs: Callable[..., Any] = functools.partial(train, training)
     none, points = PartitionSpec(), PartitionSpec("runs")
     specs = none, points, none, points, none
     runs = _sharded(runs, specs, PartitionSpec(None, "runs"))
     traced = jax.jit(runs).trace(*arguments)
     if not together and holds(traced.jaxpr.jaxpr, "conv_general_dilated"):
-        return _Stepwise(training, floor, arguments, options)
+        return _Stepwise(training, arguments, options)
     return traced.lower().compile(options)
 
 
@@ -100,7 +93,6 @@ class _Stepwise:
     def __init__(
         self,
         training: "Training",
-        floor: float | None,
         arguments: tuple[Any, ...],
         options: dict[str, str | bool] | None,
     ):
@@ -121,12 +113,11 @@ class _Stepwise:
                 return training.step(state, fixed, batch, one(hyper), key)
 
             t, rest = carry
-            rest = _move(move, order, examples, floor, t, rest)
+            rest = _move(move, order, examples, t, rest)
             return jax.tree.map(lambda x: x[None], (t + 1, rest))
 
         keys, hyper, orders, _, examples = arguments
         none, runs = PartitionSpec(), PartitionSpec("runs")
-        self._stops = floor is not None
         self._start: Any = jax.jit(_sharded(start, (none, runs, none), runs))
         self._step: Any = jax.jit(
             _sharded(step, (runs, runs, none, runs, none, none), runs),
@@ -166,11 +157,9 @@ class _Stepwise:
             order = self._replicated(orders[:, seed])
             rest = self._replicated(keys[seed]), self._block(hyper, block), order
             carry, fixed = self._start(*rest)
-            for t in range(limits[:, block].max()):
+            for _ in range(limits[:, block].max()):
                 carry = self._step(carry, fixed, *rest, examples)
-                if self._stops and t % _EVERY == 0 and np.isnan(carry[1][1]).all():
-                    break
-            losses[seed, :, block] = carry[1][2]
+            losses[seed, :, block] = carry[1][1]
         trained = np.arange(len(orders)) < steps[:, None]
         return np.where(trained, losses.reshape(len(keys), -1, len(orders)), np.nan)
 
@@ -191,7 +180,6 @@ class _Stepwise:
 
 def _together(
     training: "Training",
-    floor: float | None,
     keys: jax.Array,
     hyper: "Hyper",
     orders: jax.Array,
@@ -211,13 +199,12 @@ def _together(
         return seeds(state, fixed, batch, hyper, keys)
 
     shape = (len(keys), len(steps))
-    losses = _loop(step, state, shape, orders, steps.max(), examples, floor)
+    losses = _loop(step, state, shape, orders, steps.max(), examples)
     return jnp.moveaxis(losses, 0, -1)
 
 
 def _in_turn(
     training: "Training",
-    floor: float | None,
     keys: jax.Array,
     hyper: "Hyper",
     orders: jax.Array,
@@ -236,7 +223,7 @@ def _in_turn(
             def step(state: Any, batch: Any) -> Any:
                 return training.step(state, fixed, batch, hyper, key)
 
-            return _loop(step, state, (), order, steps, examples, floor)
+            return _loop(step, state, (), order, steps, examples)
 
         return jax.lax.map(run, (hyper, steps))
 
@@ -250,47 +237,30 @@ def _loop(
     orders: jax.Array,
     steps: jax.Array,
     examples: Any,
-    floor: float | None,
 ) -> jax.Array:
     """The losses of all steps, with shape (steps, *shape).
 
     `step` is (state, batch) -> (state, losses); `shape`, the shape of its losses, is ()
-    for one run and (seeds, points) for all runs. A run stops once its loss exceeds
-    `_DIVERGED` times its first loss, or times `floor` if that is larger; with None it
-    never stops.
+    for one run and (seeds, points) for all runs.
     """
-
-    def body(t: jax.Array, carry: Any) -> Any:
-        move = functools.partial(_move, step, orders, examples, floor, t)
-        if floor is None:
-            return move(carry)
-        stopped = jnp.isnan(carry[1]).all()
-        return jax.lax.cond(stopped, lambda carry: carry, move, carry)
-
-    return jax.lax.fori_loop(0, steps, body, _begin(state, shape, len(orders)))[2]
+    body = functools.partial(_move, step, orders, examples)
+    return jax.lax.fori_loop(0, steps, body, _begin(state, shape, len(orders)))[1]
 
 
 def _begin(state: Any, shape: tuple[int, ...], steps: int) -> Any:
-    """What `_move` carries before the first step: (state, limit, losses)."""
-    return state, jnp.full(shape, jnp.inf), jnp.full((steps, *shape), jnp.nan)
+    """What `_move` carries before the first step: (state, losses)."""
+    return state, jnp.full((steps, *shape), jnp.nan)
 
 
 def _move(
     step: Callable[[Any, Any], Any],
     orders: jax.Array,
     examples: Any,
-    floor: float | None,
     t: jax.Array,
     carry: Any,
 ) -> Any:
     """A step, and its losses; see `_loop`."""
-    state, limit, losses = carry
+    state, losses = carry
     order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
     state, now = step(state, jax.tree.map(lambda x: x[order], examples))
-    if floor is not None:
-        first = _DIVERGED * jnp.maximum(now, floor)
-        limit = jnp.where(jnp.isinf(limit), first, limit)
-        # NaN is the limit of a diverged run.
-        limit = jnp.where(now < limit, limit, jnp.nan)
-        now = jnp.where(jnp.isnan(limit), jnp.nan, now)
-    return state, limit, losses.at[t].set(now)
+    return state, losses.at[t].set(now)
