@@ -9,6 +9,7 @@ import os
 import pathlib
 import secrets
 import stat
+import tempfile
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -90,31 +91,22 @@ def appears(path: pathlib.Path, within: float | None = None) -> bool:
 
 
 def check_writable(folder: pathlib.Path) -> None:
-    """Check that files could be written in a directory. Writes nothing.
+    """Check that files can be written in a directory, by one without a name.
 
     If the directory does not exist, its nearest existing parent is checked.
 
     Raises:
       OSError: as a write would.
     """
-    folder = folder.absolute()
-    while True:
-        try:
-            mode = os.stat(folder).st_mode
-            break
-        except FileNotFoundError:
-            folder = folder.parent
-    number = errno.EROFS if _read_only(folder) else errno.EACCES
-    if not stat.S_ISDIR(mode):
-        number = errno.ENOTDIR
-    elif os.access(folder, os.W_OK | os.X_OK):
-        return
-    raise OSError(number, os.strerror(number), str(folder))
-
-
-def _read_only(folder: pathlib.Path) -> bool:
-    flag = getattr(os, "ST_RDONLY", 0)
-    return bool(flag and os.statvfs(folder).f_flag & flag)
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        error.filename = str(place)  # it names a temporary file
+        raise
 
 
 def sync_folder(folder: pathlib.Path) -> None:

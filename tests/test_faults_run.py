@@ -346,18 +346,18 @@ def test_a_changed_summary_is_refused(tmp_path, capsys):
 def test_coord_check_on_a_read_only_file_system_is_one_sentence(
     tmp_path, capsys, monkeypatch
 ):
-    # As a read-only file system answers everybody, the superuser among them.
-    access, mounted = os.access, tmp_path / "mounted"
+    mounted = tmp_path / "mounted"
     mounted.mkdir()
-    monkeypatch.setattr(
-        io.os, "access", lambda path, mode: path != mounted and access(path, mode)
-    )
-    monkeypatch.setattr(io, "_read_only", lambda folder: True)
+
+    def refuse(dir):  # as it answers everybody, the superuser too
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), f"{dir}/tmp")
+
+    monkeypatch.setattr(io.tempfile, "TemporaryFile", refuse)
     words = [TOY, f"--workdir={mounted}/new", f"--config.data_dir={tmp_path}"]
     assert cli.main(["mupax", "coord-check", *words]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert os.strerror(errno.EROFS) in err
+    assert f"'{mounted}' cannot be used: {os.strerror(errno.EROFS)}" in err
 
 
 @pytest.mark.parametrize(
