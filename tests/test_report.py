@@ -145,14 +145,6 @@ def test_a_target_that_diverged_is_said_so(accuracy):
     assert sentences.bought(data) == ""
 
 
-def test_an_optimum_at_the_edge_of_the_grid_is_noted():
-    data = made(populations({"depth_mup": 2.2}))
-    deep, wide = (t for t in data.transfers)
-    (note,) = sentences.notes(data, [deep])
-    assert "the optimum lies at the edge" in note
-    assert sentences.notes(data, [wide]) == []
-
-
 def test_what_people_name_is_escaped():
     # "$\\frac$" is a formula that Matplotlib cannot read.
     labels = LABELS | {"sp": "<i>SP$\\frac$</i>", "depth_mup": "[red]μP"}

@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -110,7 +109,6 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
     """Loss against one hyperparameter along one axis, and a table of its optima."""
     noun = grids.noun(name)
     title = sentences.title(data, name, axis)
-    transfers = data.along_axis(name, axis)
     others = [grids.noun(n) for n in data.names if n != name]
     held = f"over {axis}, at {data.held(axis)}"
     if others:
@@ -137,34 +135,8 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
         "cross only some seeds diverged. A run counts as diverged if its loss is not "
         "finite, or ends above twice the chance-level loss. Lines stop where the first "
         f"seed diverged.{rates if name == _RATE else ''}",
-        notes=[*sentences.notes(data, transfers), *sentences.fixed(data, name, axis)],
-        table=_optima(data, name, axis),
+        notes=sentences.fixed(data, name, axis),
     )
-
-
-def _optima(data: SweepData, name: str, axis: Axis) -> dict[str, Any]:
-    """A table of the optima at each size, and of the line through them."""
-    sizes = data.sizes(axis)
-    body = []
-    for t in data.along_axis(name, axis):
-        best = dict(zip(t.sizes, t.optima, strict=True))
-        change = t.trend.change if len(t.sizes) > 1 else math.nan
-        body.append(
-            [
-                data.keys[t.key],
-                *(sentences.power(name, best[s]) if s in best else "–" for s in sizes),
-                grids.factor(name, change) if math.isfinite(change) else "–",
-                sentences.shift(t),
-            ]
-        )
-    return {
-        "caption": f"Best {grids.noun(name)} at each size. The last two columns follow "
-        "the line through these optima: its change from the smallest to the largest "
-        f"size, and its slope in {sentences.unit(name)} per doubling of the size, with "
-        "a 90 % interval.",
-        "heads": [axis, *sizes, "moves by", "per doubling"],
-        "body": body,
-    }
 
 
 def _heatmaps(data: SweepData) -> list[Section]:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import markupsafe
 import numpy as np
 
 from ..sweep import grids, optima
@@ -27,20 +26,6 @@ GUIDE = (
 )
 MANY = 3  # the headline counts the hyperparameters if there are more
 _MARKS = {True: "✓", False: "✗", None: "?"}
-
-
-def power(name: str, coordinate: float | None) -> markupsafe.Markup:
-    """A value as HTML: a power of two, or a number where the grid is linear."""
-    if coordinate is None:
-        return markupsafe.Markup('<em class="none">nothing trained</em>')
-    unit = grids.unit(name)
-    if unit == "linear":
-        return markupsafe.Markup("{}").format(grids.text(name, coordinate))
-    one = "1 − " if unit == "log2(1-x)" else ""
-    exponent = -coordinate if one else coordinate
-    # Adding zero turns -0.0 into 0.0.
-    text = f"{round(exponent, 1) + 0.0:.1f}".replace("-", "−")
-    return markupsafe.Markup("{}2<sup>{}</sup>").format(one, text)
 
 
 def tick(name: str, coordinate: float) -> str:
@@ -230,27 +215,6 @@ def _base_value(data: SweepData, name: str) -> str | None:
     return None if found is None else grids.text(name, found.log2_lr)
 
 
-def contrast(data: SweepData) -> str:
-    """The verdicts of SP, or of the first other parametrization, in a sentence."""
-    others = [key for key in data.keys if key != data.main]
-    if not others or all(dead(p) for p in data.populations):
-        return ""
-    key = next((k for k in others if k.split(",")[0] == "sp"), others[0])
-    label = data.keys[key]
-    if all(dead(p) for p in data.of(key)):
-        return f"With {label}, nothing trained."
-    parts = []
-    for name in data.names[:MANY]:
-        transfers = [
-            t
-            for t in data.transfers
-            if (t.key, t.name) == (key, name) and len(t.sizes) > 1
-        ]
-        if transfers:
-            parts.append(f"the {grids.noun(name)} {phrase(transfers)}")
-    return f"With {label}, {'; '.join(parts)}." if parts else ""
-
-
 def prediction(data: SweepData, name: str, key: str) -> Mapping[str, Any] | None:
     """The predicted optimum at the target, or None; see `statistics.predicted`."""
     found = data.verdicts[name].get(key, {}).get("predicted")
@@ -309,26 +273,7 @@ def next_steps(data: SweepData) -> list[str]:
     if kept:
         values = [f"{grids.noun(n)}, {_base_value(data, n)}" for n in kept]
         steps.insert(0, f"Use the base's best {listed(values)}, for larger models.")
-    steps += [_line_says(data, n) for n in data.names if n not in kept]
-    return [step for step in steps if step]
-
-
-def _line_says(data: SweepData, name: str) -> str:
-    """The prediction at the target, and whether the base's best value agrees."""
-    found = prediction(data, name, data.main)
-    population = data.at_base(data.main)
-    if found is None or name not in population.axes:
-        return ""
-    best_at_base = optima.optimum(population.cell(name))
-    if best_at_base is None:
-        return ""
-    low, high = found["interval"]
-    agrees = "lies in" if low <= best_at_base.log2_lr <= high else "lies outside"
-    return (
-        f"At {target_size(data)}, the line through the optima predicts a best "
-        f"{grids.noun(name)} of {_predicted(data, name, data.main)}; the base's best, "
-        f"{grids.text(name, best_at_base.log2_lr)}, {agrees} this interval."
-    )
+    return steps
 
 
 def _nouns(data: SweepData) -> list[str]:
@@ -413,16 +358,6 @@ def fixed(data: SweepData, name: str, axis: Axis) -> list[str]:
         return []
     parts = [f"{clause} with {listed(labels)}" for clause, labels in clauses.items()]
     return [f"The best {grids.noun(name)} stays where it ends {'; '.join(parts)}."]
-
-
-def notes(data: SweepData, transfers: Sequence[Transfer]) -> list[str]:
-    """Which optima lie at the edge of the grid."""
-    return [
-        f"{data.keys[t.key]}: at {t.axis} {listed(t.at_edge)} the optimum lies at the "
-        f"edge of the grid of {grids.noun(t.name)}. The true optimum may lie outside."
-        for t in transfers
-        if t.at_edge
-    ]
 
 
 # ----- The target and its baselines.
