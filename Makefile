@@ -46,7 +46,8 @@ test-ci: install
 	$(BIN)/python -m pytest -m "ci and not long" --numprocesses auto --dist worksteal
 	$(CHEAP) $(BIN)/python -m pytest -m "ci and long" --numprocesses auto --dist worksteal
 
-# The claims, tables and figures of the papers, also the tests that take minutes.
+# The solvers of the limits, and the claims, tables and figures of the papers, also the
+# tests that take minutes.
 papers: install
 	$(CHEAP) $(BIN)/python -m pytest papers --doctest-modules \
 		--numprocesses auto --dist worksteal

@@ -32,7 +32,7 @@ are the rates of W^0 and w over that of the W^l, and (eq. 39, 131)
 depends on h_t through φ', so that B_tt contains <φ''(h_t) z_t ∂h_t/∂u_t>. It is zero
 for linear networks and before training. Later it is of the order of the learned
 features. In the time integral of eq. 38 it is a delta function of t - s, which eq. 39
-omits. Without it, `tests/test_theory_feature_learning.py` fails.
+omits. Without it, `papers/tests/test_theory_feature_learning.py` fails.
 
 **How it is solved.** h_t^{l+1} depends on lower layers and earlier times, and g_t^l
 also on higher layers. One sweep, forward and backward through the layers for each time,

@@ -144,7 +144,7 @@ def maximal_learning_rate(
     (depth 4), 2.2 (depth 16) and 5 (depth 64) times below that of the real step,
     which `exact=True` measures on random networks (here 24; docs/theory.md has the
     command). The law L^-3/2 is one of small changes: at a threshold of 10^-4 the two
-    agree (`tests/test_theory_relu_mlp.py`).
+    agree (`papers/tests/test_theory_relu_mlp.py`).
 
     Args:
       width: n of the input and of all hidden layers.

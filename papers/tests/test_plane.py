@@ -98,6 +98,13 @@ def test_a_slope_within_its_error_of_the_tolerance_decides_nothing():
     assert unsure.verdicts == point.verdicts
 
 
+def test_predictions_follow_the_claims():
+    assert all(predicted(0.5, 0.5).values())
+    assert predicted(0.3, 0.7) == {"stable at initialization": False}
+    assert not predicted(1.5, -0.5)["faithful"]
+    assert not predicted(0.5, 1.0)["nontrivial"]
+
+
 def test_a_diverged_training_has_no_kappa():
     assert np.isnan(
         plane.Point(0, 0, "sgd", (16, 32), {}, {}, (), float("nan"), 0.1).kappa
