@@ -3,16 +3,22 @@
 import gzip
 import hashlib
 import importlib.util
-import math
 import pathlib
 
 import numpy as np
 
 from .images import ImageData
 
-# Parts of the definition of the datasets.
-_SPLIT_SEED = 0
-_TEST_FRACTION = 0.2
+# Parts of the definition of the datasets. One bit an image: is it a test image? These are
+# scikit-learn's train_test_split(..., test_size=0.2, stratify=labels, random_state=0).
+_TEST = bytes.fromhex(
+    "000004883524104000064100934205001a00080100240028062c12001000940a009019120420"
+    "f8a0028110a000080a8820441524494240a00a0000004004d80000818020004805c400104008"
+    "a0100005404800301000020ec409000224840083a8013c20a6980a0000000b08400804a01848"
+    "02024041c1008004404684376a810216004480004042a0a4180a5000840b8561c60810800800"
+    "4c80c02004068e00010882008100380803c008190000100e01008410a0210033282904c044c0"
+    "80680e0102830082008822a6402c24042108a860809081a00c02820242120138a41500"
+)
 _SUMS_SEED = 0
 _SUMS = {"train": 20_000, "test": 2_000}
 
@@ -26,7 +32,7 @@ def digits() -> ImageData:
     """
     table = _table()
     images, labels = table[:, :64].reshape(-1, 8, 8, 1), table[:, 64].astype(np.int64)
-    train, test = _split(labels)
+    is_test = np.unpackbits(np.frombuffer(_TEST, np.uint8), count=len(labels)) > 0
 
     def ordered(split: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         places = [hashlib.md5(f"{split}{k}".encode()).digest() for k in indices]
@@ -34,43 +40,22 @@ def digits() -> ImageData:
         return images[order], labels[order]
 
     return ImageData(
-        "digits", ordered("train", train), ordered("test", test), 10, white=16
+        "digits",
+        ordered("train", np.flatnonzero(~is_test)),
+        ordered("test", np.flatnonzero(is_test)),
+        10,
+        white=16,
     )
 
 
 def _table() -> np.ndarray:
-    """scikit-learn's file, whose import takes half a second: 64 pixels and a label."""
+    """scikit-learn's file, read without importing it: 64 pixels and a label a row."""
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
     path = pathlib.Path(package.origin).parent / "datasets/data/digits.csv.gz"
     text = gzip.decompress(path.read_bytes()).decode()
     return np.array([row.split(",") for row in text.split()], np.uint8)
-
-
-def _split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the two splits, those of scikit-learn's `train_test_split`."""
-    rng = np.random.RandomState(_SPLIT_SEED)
-    counts = np.bincount(labels)
-    test = math.ceil(_TEST_FRACTION * len(labels))
-    sizes = _shares(counts, len(labels) - test, rng)
-    _shares(counts - sizes, test, rng)  # draws as scikit-learn does
-    orders = [rng.permutation(np.flatnonzero(labels == c)) for c in range(len(counts))]
-    parts = [(x[:n], x[n:]) for x, n in zip(orders, sizes, strict=True)]
-    first, second = map(np.concatenate, zip(*parts, strict=True))
-    return first, second
-
-
-def _shares(counts: np.ndarray, total: int, rng: np.random.RandomState) -> np.ndarray:
-    """`total` in proportion to `counts`; the largest remainders are rounded up."""
-    exact = counts / counts.sum() * total
-    sizes = np.floor(exact).astype(int)
-    remainders = exact - sizes
-    for value in np.unique(remainders)[::-1]:
-        if missing := total - sizes.sum():
-            (tied,) = np.nonzero(remainders == value)
-            sizes[rng.choice(tied, min(len(tied), missing), replace=False)] += 1
-    return sizes
 
 
 def digit_sums() -> ImageData:
