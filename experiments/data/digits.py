@@ -9,8 +9,8 @@ import numpy as np
 
 from .images import ImageData
 
-# Parts of the definition of the datasets. One bit an image: is it a test image? They are
-# the split of scikit-learn: train_test_split(..., test_size=0.2, stratify=labels,
+# Parts of the definition of the datasets. A bit of each image: is it a test image?
+# As in scikit-learn: train_test_split(..., test_size=0.2, stratify=labels,
 # random_state=0).
 _TEST = bytes.fromhex(
     "000004883524104000064100934205001a00080100240028062c12001000940a009019120420"
