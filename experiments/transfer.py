@@ -37,7 +37,6 @@ from .sweep.results import Population
 from .sweep.space import SweepConfig
 from .sweep.statistics import BASE
 from .sweep.tasks import ZooTask
-from .sweep.transfers import transfers
 
 _RATE = "learning_rate"
 
@@ -100,7 +99,7 @@ def run(
             _baseline(key, parsed, tuned_target, directory, command, console)
             for key in parsed.compare
         ]
-        summary = summarize(parsed, populations, best, tuned_target, trained)
+        summary = summarize(parsed, best, tuned_target, trained)
         summary["baselines"] = {
             key: {
                 "train_loss": baseline.train_loss,
@@ -289,35 +288,24 @@ def best_of_base(
 
 def summarize(
     config: SweepConfig,
-    populations: Sequence[Population],
     best: dict[str, float],
     target: RunConfig,
     trained: TrainResult,
 ) -> dict[str, Any]:
-    """The contents of `summary.json`, without the times."""
-    rates = [t for t in transfers(populations, config.sizes) if t.name == _RATE]
-    out: dict[str, Any] = {"optimal_log2_lr": {}, "shift_octaves": {}, "regret": {}}
-    for t in rates:
-        places = zip(t.sizes, t.optima, strict=True)
-        out["optimal_log2_lr"].setdefault(t.axis, {})[t.key] = {
-            str(size): None if best is None else round(best, 3) for size, best in places
-        }
-        change = t.trend.change if len(t.sizes) > 1 else math.nan
-        out["shift_octaves"].setdefault(t.axis, {})[t.key] = _rounded(change, 3)
-        share = math.nan if t.regret is None else t.regret.share
-        out["regret"].setdefault(t.axis, {})[t.key] = _rounded(share, 6)
+    """The contents of `summary.json`, without times and verdicts."""
     width, depth = space.sizes_of(target)
-    out["target"] = {
-        "width": width,
-        "depth": depth,
-        "log2_lr": round(math.log2(best["learning_rate"]), 3),
-        "train_loss": trained.train_loss,
-        "test_loss": trained.test_loss,
-        "test_accuracy": trained.test_accuracy,
+    return {
+        "target": {
+            "width": width,
+            "depth": depth,
+            "log2_lr": round(math.log2(best["learning_rate"]), 3),
+            "train_loss": trained.train_loss,
+            "test_loss": trained.test_loss,
+            "test_accuracy": trained.test_accuracy,
+        },
+        # What `mupax train --config.transfer_from=.../summary.json` reads.
+        "transfer": transfer_record(config.base, best, target.base_examples),
     }
-    # What `mupax train --config.transfer_from=.../summary.json` reads.
-    out["transfer"] = transfer_record(config.base, best, target.base_examples)
-    return out
 
 
 def explain_target(config: ConfigDict) -> optim.Explanation:
@@ -326,7 +314,3 @@ def explain_target(config: ConfigDict) -> optim.Explanation:
     chosen = parsed.target or parsed.base
     built = build(chosen, open_dataset(chosen, stand_in=True))
     return optim.explain(built.scales, chosen.optimizer.name)
-
-
-def _rounded(value: float, digits: int) -> float | None:
-    return round(value, digits) if math.isfinite(value) else None

@@ -51,9 +51,6 @@ def test_the_main_job_leaves_report_summary_and_checkpoint(tmp_path, data_dir, c
     assert (run / "report.html").stat().st_size > 1000
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) == {
-        "optimal_log2_lr",
-        "shift_octaves",
-        "regret",
         "target",
         "transfer",
         "seconds",
@@ -62,11 +59,9 @@ def test_the_main_job_leaves_report_summary_and_checkpoint(tmp_path, data_dir, c
         "baselines",
         "crc",
     }
-    for kind in ("optimal_log2_lr", "shift_octaves", "regret"):
-        assert set(summary[kind]) == {"depth", "width"}
-        for axis in ("depth", "width"):
-            assert set(summary[kind][axis]) == {"sp", "depth_mup"}
-    assert set(summary["optimal_log2_lr"]["depth"]["sp"]) == {"2", "4"}
+    verdicts = summary["verdicts"]["learning_rate"]
+    assert set(verdicts) == {"sp", "depth_mup"}
+    assert verdicts["sp"]["depth"]["sizes"] == [2, 4]
     assert set(summary["target"]) == {
         "width",
         "depth",
@@ -84,7 +79,7 @@ def test_the_main_job_leaves_report_summary_and_checkpoint(tmp_path, data_dir, c
     # The same command again does nothing twice, and says the same.
     assert mupax(*args) == 0
     again = json.loads((run / "summary.json").read_text())
-    assert again["optimal_log2_lr"] == summary["optimal_log2_lr"]
+    assert again["verdicts"] == summary["verdicts"]
     assert again["target"] == summary["target"]
     assert again["seconds"]["total"] < summary["seconds"]["total"]
 
