@@ -31,7 +31,7 @@ from .run.prepare import PreparedRun
 from .run.prepare import prepare as prepare_run
 from .sweep import cost, optima, space
 from .sweep.at_base import base_tasks, tune
-from .sweep.command import check_data, track
+from .sweep.command import check_data
 from .sweep.description import train, writing
 from .sweep.results import Population
 from .sweep.space import SweepConfig
@@ -121,7 +121,6 @@ def run(
         with writing(directory):
             io.write_sealed(directory / "summary.json", summary)
             page = report.write_report(data, directory)
-            track(parsed, data, directory)
         report.print_target(data, console)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
         return summary

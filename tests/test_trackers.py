@@ -1,4 +1,4 @@
-"""Trackers get runs and sweeps, and a resumed run continues its own."""
+"""Trackers get the metrics of runs, and a resumed run continues its own."""
 
 import errno
 import math
@@ -14,22 +14,12 @@ from mupax.experiments.run.trackers import open_trackers
 from mupax.experiments.sweep import export
 from mupax.experiments.sweep.results import Population
 
-RUNS = [
-    {"learning_rate": 0.1, "seed": 0, "loss": 0.5},
-    {"learning_rate": 0.2, "seed": 0, "loss": None},
-]
-
-
-class Table:
-    def __init__(self, columns, data):
-        self.columns, self.data = columns, data
-
 
 class FakeRun:
     """A run of the stand-in for wandb, which notes what it is given."""
 
     def __init__(self, given):
-        self.given, self.logged, self.summary = given, [], {}
+        self.given, self.logged = given, []
 
     def log(self, values, step=None):
         self.logged.append((step, values))
@@ -47,7 +37,7 @@ def fake_wandb(monkeypatch):
         module.runs.append(FakeRun(given))
         return module.runs[-1]
 
-    module.init, module.Table, module.Html = init, Table, str
+    module.init = init
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
@@ -75,18 +65,6 @@ def test_a_command_line_with_secrets_is_not_uploaded(fake_wandb, tmp_path, monke
         assert given.get("x_disable_meta", False) is hidden
 
 
-def test_wandb_gets_a_table_of_the_sweep(fake_wandb, tmp_path):
-    (tracker,) = open_trackers(tmp_path, {}, wandb="project")
-    tracker.write_sweep(RUNS, {"learning_rate": {"x": np.float64(1.0)}}, "report.html")
-    tracker.close()
-    (run,) = fake_wandb.runs
-    (_, logged), _ = run.logged
-    assert logged["runs"].columns == ["learning_rate", "seed", "loss"]
-    assert logged["runs"].data == [[0.1, 0, 0.5], [0.2, 0, None]]
-    assert logged["report"] == "report.html"
-    assert "learning_rate" in run.summary["verdicts"]
-
-
 def test_a_tracker_that_fails_is_left_out_and_does_not_end_the_run(
     fake_wandb, tmp_path, monkeypatch, caplog
 ):
@@ -94,7 +72,7 @@ def test_a_tracker_that_fails_is_left_out_and_does_not_end_the_run(
 
     def log(self, values, step=None):
         steps.append(step)
-        if step in (6, None):
+        if step == 6:
             raise ConnectionError("the server is gone")
 
     monkeypatch.setattr(FakeRun, "log", log)
@@ -104,10 +82,6 @@ def test_a_tracker_that_fails_is_left_out_and_does_not_end_the_run(
     tracker.close()
     assert steps == [3, 6]
     assert caplog.text.count("WandB failed (the server is gone)") == 1
-    (tracker,) = open_trackers(tmp_path, {"seed": 0}, wandb="project")
-    tracker.write_sweep(RUNS, {}, "report.html")
-    tracker.close()
-    assert caplog.text.count("WandB failed (the server is gone)") == 2
 
 
 def test_a_tracker_that_does_not_start_is_one_sentence(fake_wandb, tmp_path):
@@ -171,12 +145,9 @@ def test_wandb_offline_continues_a_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is an extra")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    report = tmp_path / "report.html"
-    report.write_text("<p>report</p>")
     for step in (1, 2):
         (tracker,) = open_trackers(tmp_path, {"seed": 0}, wandb="project")
         tracker.write(step, {"loss": 1.0})
-        tracker.write_sweep(RUNS, {"a": 1}, str(report))
         tracker.close()
     kept = (tmp_path / "wandb.id").read_text()
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
@@ -185,17 +156,14 @@ def test_wandb_offline_continues_a_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_mlflow_gets_the_runs_of_a_sweep_and_continues_a_run(tmp_path, monkeypatch):
+def test_mlflow_continues_a_run(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is an extra")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    report = tmp_path / "report.html"
-    report.write_text("<p>report</p>")
     for step in (1, 2):
         (tracker,) = open_trackers(tmp_path, {"model": {"width": 8}}, mlflow="mine")
         tracker.write(step, {"loss": 1.0 / step})
-        tracker.write_sweep(RUNS, {"a": 1}, str(report))
         tracker.close()
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("mine")
@@ -205,8 +173,6 @@ def test_mlflow_gets_the_runs_of_a_sweep_and_continues_a_run(tmp_path, monkeypat
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 0.5)]
     assert all(m.timestamp > 1_700_000_000_000 for m in history)  # ms since 1970
-    artifacts = {f.path for f in client.list_artifacts(run.info.run_id)}
-    assert artifacts == {"runs.json", "sweep.json", "report.html"}
 
 
 # ----- Exports.

@@ -166,9 +166,9 @@ class RunConfig:
     # Keep the checkpoint of the lowest test loss too.
     keep_best: bool = _key(True, flag, result=False)
     tensorboard: bool = _key(True, flag, result=False)
-    # A project of Weights & Biases; None: off.
+    # A project of Weights & Biases, for trainings; None: off.
     wandb: str | None = _key(str, optional(text), result=False)
-    # An experiment of MLflow, at MLFLOW_TRACKING_URI; None: off.
+    # The same of MLflow: an experiment, at MLFLOW_TRACKING_URI.
     mlflow: str | None = _key(str, optional(text), result=False)
     # The first and last step of a profiler trace; empty: none.
     profile: tuple[int, ...] = _key((), several, result=False)

@@ -1,19 +1,17 @@
 """Experiment trackers: TensorBoard, Weights & Biases and MLflow, which are extras.
 
-A tracker logs the metrics of a run while it trains; W&B and MLflow also log the results
-of a sweep. The ids of runs are kept in the run directory, so that a resumed run
-continues them.
+A tracker logs the metrics of a run while it trains. The ids of runs are kept in the run
+directory, so that a resumed run continues them.
 """
 
 import contextlib
-import json
 import math
 import pathlib
 import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,8 +22,6 @@ from mupax.zoo.addresses import public
 
 from .. import io
 from ..errors import UserError, import_extra
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 class Tracker:
@@ -38,19 +34,12 @@ class Tracker:
         """Log the metrics of a step."""
         self._thread.submit(self._try, self._log, step, values)
 
-    def write_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
-        """Log a finished sweep: settings and loss of its runs, and a page's path."""
-        self._thread.submit(self._try, self._log_sweep, runs, verdicts, report)
-
     def close(self) -> None:
         """End the run."""
         self._thread.submit(self._try, self._end)
         self._thread.shutdown()
 
     def _log(self, step: int, values: dict[str, float]) -> None:
-        raise NotImplementedError
-
-    def _log_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
         raise NotImplementedError
 
     def _end(self) -> None:
@@ -103,7 +92,7 @@ def open_trackers(
 
 
 class TensorBoard(Tracker):
-    """An event file of a run's metrics; sweeps are not logged."""
+    """An event file of a run's metrics."""
 
     def __init__(self, folder: pathlib.Path):
         super().__init__()
@@ -142,7 +131,7 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases; of a sweep, a table of its runs and the report."""
+    """A run of Weights & Biases."""
 
     def __init__(self, project: str, folder: pathlib.Path, settings: dict[str, Any]):
         super().__init__()
@@ -165,19 +154,12 @@ class WandB(Tracker):
     def _log(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
 
-    def _log_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
-        names = list(dict.fromkeys(name for run in runs for name in run))
-        cells = [[run.get(name) for name in names] for run in runs]
-        table = self._wandb.Table(columns=names, data=cells)
-        self._run.log({"runs": table, "report": self._wandb.Html(report)})
-        self._run.summary.update({"verdicts": json.loads(_text(verdicts))})
-
     def _end(self) -> None:
         self._run.finish()
 
 
 class MLflow(Tracker):
-    """A run of MLflow; of a sweep, its results and report as artifacts."""
+    """A run of MLflow."""
 
     def __init__(self, experiment: str, folder: pathlib.Path, settings: dict[str, Any]):
         super().__init__()
@@ -199,14 +181,5 @@ class MLflow(Tracker):
     def _log(self, step: int, values: dict[str, float]) -> None:
         self._mlflow.log_metrics(values, step, run_id=self._id)
 
-    def _log_sweep(self, runs: Rows, verdicts: dict[str, Any], report: str) -> None:
-        self._client.log_text(self._id, _text(list(runs)), "runs.json")
-        self._client.log_text(self._id, _text(verdicts), "sweep.json")
-        self._client.log_artifact(self._id, report)
-
     def _end(self) -> None:
         self._client.set_terminated(self._id)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, indent=1, default=str)

@@ -13,7 +13,6 @@ from .. import report
 from ..errors import UserError
 from ..run import workdir
 from ..run.build import build
-from ..run.trackers import open_trackers
 from . import cost, engine, executors, space
 from .at_base import as_stored, base_tasks, tune
 from .description import STORED, train
@@ -79,7 +78,6 @@ def run(
         parsed = tune(parsed, directory, console, pool)
         sweep = space.described(parsed, command)
         data = train(sweep, None, directory, pool, console=console)
-        track(parsed, data, directory)
     report.print_verdicts(data, console)
     console.print(
         f"{data.runs} runs: {directory}/results.csv, {directory}/sweep.json\n"
@@ -118,20 +116,3 @@ def check_data(
             )
         build(task.config, dataset)
     return fingerprint
-
-
-def track(config: SweepConfig, data: report.SweepData, directory: pathlib.Path) -> None:
-    """Write a finished sweep to the trackers of its config."""
-    base = config.base
-    runs = [run for population in data.populations for run in population.rows()]
-    for tracker in open_trackers(
-        directory,
-        config.settings(),
-        wandb=base.wandb,
-        mlflow=base.mlflow,
-    ):
-        try:
-            page = str(directory / "report.html")
-            tracker.write_sweep(runs, data.verdicts, page)
-        finally:
-            tracker.close()
