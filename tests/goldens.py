@@ -30,7 +30,7 @@ def apart(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def check_export(model: nnx.Module, weights: dict[str, np.ndarray]) -> None:
     """A model exports the weights that it was filled with, but for unused ones."""
-    layout = foreign.layout_of(model, weights)
+    layout = foreign.names_of(model, weights).layout
     written = foreign.export(model, layout)
     for key, array in written.items():
         np.testing.assert_array_equal(array, weights[key], err_msg=key)

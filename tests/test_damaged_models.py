@@ -1,6 +1,5 @@
 """Damaged files of models: each loads as it was saved, or is one clear sentence."""
 
-import functools
 import json
 import os
 import pathlib
@@ -15,7 +14,7 @@ from flax import nnx
 from test_pretrained import VIT, file_of, golden
 
 from mupax import zoo
-from mupax.zoo.weights import checksums, foreign, hub, saving
+from mupax.zoo.weights import checksums, foreign, saving
 
 QUICK, THOROUGH = 60, 350
 COUNTS = [QUICK, pytest.param(THOROUGH, marks=pytest.mark.long)]
@@ -128,18 +127,16 @@ def refused(folder: pathlib.Path, **changes: object) -> str:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": 1}, "its format is 1"),
-        ({"format": True}, "it.format=True must be a whole number"),
-        ({"model": 3}, "it.model=3 must be a string"),
+        ({"format": 1}, "no config of zoo.save in the format"),
+        ({"model": 3}, "holds a model that this version cannot create"),
         ({"options": {"width": 2**62}}, "width holds a number beyond"),
         ({"options": {"base_width": 10**400}}, "base_width holds a number beyond"),
         ({"options": {"depth": 10**9}}, "GB of memory"),
         ({"options": {"depth": 3}}, r"cannot be read: .* has shape \(2, 8, 8\)"),
         ({"options": {"input_shape": ["n"]}}, "a tuple of whole numbers"),
         ({"options": {"block_depth": 10**9}}, "block_depth=1000000000 must"),
-        ({"options": {"parametrization": {"parametrization": []}}}, "an object"),
-        ({"options": {"dtype": {"dtype": 7}}}, "dtype=7 must be a string"),
-        ({"more": 1}, "unknown key 'more'"),
+        ({"options": {"parametrization": {"parametrization": []}}}, "cannot be read"),
+        ({"options": {"dtype": {"dtype": 7}}}, "cannot be read"),
     ],
 )
 def test_a_value_that_no_config_may_have_is_one_sentence(
@@ -268,24 +265,3 @@ def test_a_damaged_npz_file_is_right_or_one_sentence(count, tmp_path):
         # A name in the archive may change, which no checksum of it covers.
         with pytest.raises(ValueError, match=r"the file lacks|holds"):
             foreign.match(abstract_vit(class_position=False), read)
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_any_damage_of_a_file_in_the_hub_s_cache_is_found(count, tmp_path):
-    chance = random.Random(count)
-    file = file_of("vit_token", tmp_path)
-    before = file.read_bytes()
-    blob = tmp_path / "blobs" / hub.sha256(file)
-    blob.parent.mkdir()
-    link = tmp_path / "model.safetensors"
-    link.symlink_to(os.path.relpath(blob, tmp_path))
-    blob.write_bytes(before)
-    check = functools.partial(hub.verify, link, "timm/x", "model.safetensors")
-    check()
-    for _ in range(count):
-        after = mutate(before, chance)
-        if after is None or after == before:
-            continue
-        blob.write_bytes(after)
-        with pytest.raises(ValueError, match="its hash is not the hub's; delete"):
-            check()

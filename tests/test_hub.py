@@ -180,7 +180,7 @@ def test_a_revision_is_read_by_name_commit_and_sign(hub, tmp_path):
         bias(f"hf-hub:{VIT_ID}", revision=OTHER_COMMIT),
     ):
         np.testing.assert_array_equal(second, 2 * first)
-    with pytest.raises(ValueError, match="no revision 'v3'"):
+    with pytest.raises(ValueError, match=r"RevisionNotFound.*check its name, revision"):
         read(VIT_ID, tmp_path, revision="v3")
     with pytest.raises(ValueError, match="give one of them"):
         read(f"{VIT_ID}@v2", tmp_path, revision="v3")
@@ -213,7 +213,7 @@ def test_private_and_gated_repositories_take_a_token(hub, tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="token") as refused:
         read(VIT_ID, tmp_path)
     hub.gated.add(VIT_ID)
-    with pytest.raises(ValueError, match="gated: accept its terms"):
+    with pytest.raises(ValueError, match=r"GatedRepo.*terms on the hub"):
         read(VIT_ID, tmp_path)
     read(VIT_ID, tmp_path, token="hf_secret")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -222,26 +222,15 @@ def test_private_and_gated_repositories_take_a_token(hub, tmp_path, monkeypatch)
 
 
 def test_what_is_not_there_is_said(hub, tmp_path):
-    with pytest.raises(ValueError, match="nor a repository on the hub"):
+    with pytest.raises(
+        ValueError, match=r"is not a path on disk, .*RepositoryNotFound"
+    ):
         read("timm/nothing.in1k", tmp_path)
     hub.put("someone/pickle", config=config(**VIT_CONFIG))
     with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
         read("someone/pickle", tmp_path)
     with pytest.raises(ValueError, match=r"there is no file 'timm/weights\.pth'"):
         read("timm/weights.pth", tmp_path)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_bit_flipped_in_the_cache_is_found_and_the_remedy_works(name, hub, tmp_path):
-    read(VIT_ID, tmp_path)
-    (blob,) = {p.resolve() for p in (tmp_path / "cache").rglob(name)}
-    content = bytearray(blob.read_bytes())
-    content[len(content) // 2] ^= 1
-    blob.write_bytes(content)
-    with pytest.raises(ValueError, match="its hash is not the hub's") as refused:
-        read(VIT_ID, tmp_path, local_files_only=True)
-    os.remove(re.search(r"delete '([^']+)'", str(refused.value))[1])
-    read(VIT_ID, tmp_path)
 
 
 def test_a_directory_with_a_repository_s_files_is_read_as_one(tmp_path):
@@ -274,7 +263,7 @@ def test_the_command_reads_a_tagged_id(hub, tmp_path, monkeypatch, capsys):
     assert zoo.load_pretrained(out).plan["classes"].size == 5
     again = [f"--source={VIT_ID}", f"--out={tmp_path / 'x'}", *flags]
     assert convert(*again, "--revision=nothing") == 2
-    assert "no revision 'nothing'" in capsys.readouterr().err
+    assert "RevisionNotFound" in capsys.readouterr().err
 
 
 @pytest.mark.long

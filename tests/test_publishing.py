@@ -75,9 +75,11 @@ def test_a_damaged_directory_is_not_uploaded(hub, model, tmp_path):
 
 def test_what_the_hub_refuses_is_one_sentence(hub, model):
     hub.readers.add("reads")
-    with pytest.raises(ValueError, match="does not let this token write to 'me/mine'"):
+    with pytest.raises(
+        ValueError, match=r"'me/mine' cannot be uploaded.*a token that may"
+    ):
         zoo.push_to_hub(model, "me/mine", token="reads")
-    with pytest.raises(ValueError, match="has no branch 'draft'"):
+    with pytest.raises(ValueError, match=r"RevisionNotFound.*check its name and"):
         zoo.push_to_hub(model, "me/mine", revision="draft", token="writes")
     for name in ("mine", "me/mine@main", "hf-hub:me/mine"):
         with pytest.raises(ValueError, match="write owner/name"):
@@ -112,4 +114,4 @@ def test_offline_mode_is_said():
         text=True,
         check=True,
     ).stdout
-    assert "HF_HUB_OFFLINE is set; unset it" in told
+    assert "HF_HUB_OFFLINE" in told

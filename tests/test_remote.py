@@ -232,16 +232,6 @@ def test_an_upload_that_fails_is_undone_and_the_model_kept(bucket, monkeypatch):
     np.testing.assert_array_equal(logits(zoo.load_pretrained(kept)), logits(model))
 
 
-def test_of_two_that_save_a_model_one_is_refused(bucket, monkeypatch):
-    model = zoo.load_pretrained("resmlp_digits")
-    place = "memory://b/mine"
-    zoo.save(model, place)
-    monkeypatch.setattr(zoo.weights.saving.remote, "check_free", lambda path: None)
-    with pytest.raises(FileExistsError, match="being written by another process"):
-        zoo.save(model, place, files={"config.txt": __file__})
-    np.testing.assert_array_equal(logits(zoo.load_pretrained(place)), logits(model))
-
-
 @pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_emulators_hold_models(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("MUPAX_CACHE", str(tmp_path / "cache"))

@@ -214,7 +214,7 @@ def test_a_head_is_left_or_started_anew_where_that_is_asked_for():
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("vit_dinov2", {"registers": 2}, "pass class_position=False"),
+        ("vit_dinov2", {"registers": 2}, "pass registers=0"),
         ("vit_dinov2", {"out_features": 4, "pool": "none"}, "pass out_features=0"),
         ("vit_deit3", {"layer_scale": 0.0}, "layer_scale=0.0 must be positive"),
         ("vit_deit3", {"registers": -1}, "registers=-1 must be a whole number"),

@@ -169,7 +169,7 @@ def test_a_training_step_has_the_logits_and_leaves_the_statistics_of_torch(case)
 
 @pytest.mark.parametrize("epsilon", [1e-3, 1e-6])
 def test_another_epsilon_is_noticed(monkeypatch, epsilon):
-    monkeypatch.setattr(conv, "EPSILON", epsilon)
+    monkeypatch.setattr(resnet, "EPSILON", epsilon)
     assert eval_difference("resnet_cifar") > 2e-5
 
 
@@ -218,7 +218,7 @@ def test_a_norm_is_accurate_from_its_first_step_whatever_the_mean(
 ):
     sizes = {"width": 6, "depth": 1, "base_width": 6, "base_depth": 1}
     one = plan(**sizes, parametrization="sp", axes={"channels": Axis(6, 6, False)})
-    norm = conv.make_norm(kind, one, "channels")
+    norm = conv.NORMS[kind](one, "channels", epsilon=conv.EPSILON)
     x = np.random.default_rng(0).normal(mean, std, (4, 5, 5, 6)).astype(np.float32)
     exact = x.astype(np.float64)
     exact = exact - exact.mean(axes, keepdims=True)

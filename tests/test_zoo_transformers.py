@@ -140,8 +140,8 @@ def test_a_wrong_gelu_or_eps_is_seen(make, wrong):
 
 def test_names_refuse_what_they_do_not_fit():
     model, _ = vit()
-    with pytest.raises(ValueError, match="class token has no position"):
-        foreign.exported_names(model, "big_vision")
+    with pytest.raises(ValueError, match="with rotary positions"):
+        foreign.exported_names(model, "transformers_dinov3")
     with pytest.raises(ValueError, match="must be one of timm, torchvision"):
         foreign.exported_names(model, "keras")
     source = foreign.exported_names(model)["readout/kernel", None]

@@ -302,6 +302,17 @@ def _classes(model: nnx.Module) -> int | None:
 # --- configs of other libraries ---
 
 
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turn the errors of damaged data into a `ValueError`."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        name = type(error).__name__
+        raise ValueError(f"{what} is damaged ({name}: {error})") from None
+
+
+@_reading("the preprocessing of timm")
 def read_timm(config: Mapping[str, Any]) -> DataConfig | None:
     """Read the preprocessing from a `config.json` of timm; None if it states none.
 
@@ -319,11 +330,6 @@ def read_timm(config: Mapping[str, Any]) -> DataConfig | None:
       >>> read_timm({"pretrained_cfg": cfg}).crop
       0.9
     """
-    with _reading("the preprocessing of timm"):
-        return _read_timm(config)
-
-
-def _read_timm(config: Mapping[str, Any]) -> DataConfig | None:
     inner = config.get("pretrained_cfg")
     cfg = inner if isinstance(inner, Mapping) else config
     if not {"mean", "std", "input_size"} <= cfg.keys():
@@ -369,6 +375,7 @@ def _timm_projection(config: Mapping[str, Any], cfg: Mapping[str, Any]) -> int |
 _FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
+@_reading("the preprocessing of transformers")
 def read_transformers(
     config: Mapping[str, Any], processor: Mapping[str, Any]
 ) -> DataConfig | None:
@@ -391,13 +398,6 @@ def read_transformers(
       >>> config.crop_mode, config.labels
       ('squash', ('cat', 'dog'))
     """
-    with _reading("the preprocessing of transformers"):
-        return _read_transformers(config, processor)
-
-
-def _read_transformers(
-    config: Mapping[str, Any], processor: Mapping[str, Any]
-) -> DataConfig | None:
     given = processor.get("size")
     if given is None:
         return None
@@ -488,16 +488,6 @@ def _crop_of(cut: tuple[int, int], sides: tuple[int, int]) -> float:
             f"{sides[1]} is not supported"
         )
     return crop
-
-
-@contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Turn the errors of damaged data into a `ValueError`."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        name = type(error).__name__
-        raise ValueError(f"{what} is damaged ({name}: {error})") from None
 
 
 def _floats(values: Iterable[Any], channels: int) -> tuple[float, ...]:

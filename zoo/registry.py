@@ -38,11 +38,8 @@ class Record:
       layouts: function that lists the layouts of other libraries for a model, the
         default first.
       layout: function that returns the `Layout` of a model under such a name.
-
-        Raises:
-          ValueError: the model has no such layout.
-      detect: function from a model and the arrays of a file, by key, to the name of the
-        file's layout, and the prefix of its keys (None for the layout's own).
+      check: function that raises a `ValueError` if the network of a layout would not
+        compute what the model does.
       unused: function from a model and the name of a layout to a pattern of keys that
         the model deliberately does not use.
       factor: function from a model and the path of a parameter to the product of the
@@ -60,9 +57,7 @@ class Record:
     )
     layouts: Callable[[Any], tuple[str, ...]] = lambda model: ()
     layout: Callable[[Any, str], Layout] = lambda model, name: Layout({})
-    detect: Callable[[Any, Mapping[str, Any]], tuple[str, str | None]] = (
-        lambda model, arrays: ("timm", None)
-    )
+    check: Callable[[Any, str], None] = lambda model, name: None
     unused: Callable[[Any, str], re.Pattern[str]] = lambda model, name: re.compile(
         r"(?!)"
     )

@@ -15,10 +15,9 @@ from mupax.zoo.registry import (
     list_models,
     options_of,
 )
-from mupax.zoo.weights.files import check
 
 from .. import io
-from ..checks import number, options, shown, text, whole
+from ..checks import check_form, number, options, shown, text, whole
 from ..errors import UserError, reason
 from .optimizer import RANGES, check_optimizer
 
@@ -196,9 +195,9 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
     """
     try:
         record: Any = io.read_sealed(path).get("transfer")
-        check(record, _TYPES, "transfer")
+        check_form(record, _TYPES, "transfer")
         values = record["hyperparameters"]
-        check(values.get("learning_rate"), float, "learning_rate")
+        check_form(values.get("learning_rate"), float, "learning_rate")
     except (OSError, ValueError) as error:
         raise UserError(
             f"{shown(str(path))} is not the summary.json of a `mupax transfer` run "

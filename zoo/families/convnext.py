@@ -12,17 +12,16 @@ from ..layers.basic import (
     Dense,
     LayerNorm,
     LayerScale,
+    Scaled,
     activation,
     scan,
     single,
     stack,
-    times,
 )
 from ..layers.conv import DEPTHWISE, Conv
 from ..layers.stages import ImageOptions, Staged
 from ..plan import Plan
 from ..registry import Record, register
-from ..sharding import weight
 from ..weights.configs import Config
 from ..weights.sources import Layout
 
@@ -30,37 +29,28 @@ from ..weights.sources import Layout
 _STD = 0.02
 
 
-class GlobalResponseNorm(nnx.Module):
+class GlobalResponseNorm(Scaled):
     """x + (γ · x · r / <r> + β), where r is a channel's norm over all pixels.
 
     <r> is the mean of r over the channels. γ and β start at zero.
 
     Args:
       name: the axis of channels.
-      epsilon: added to the mean.
 
     Source: Woo et al. 2023 (arXiv:2301.00808), eqs. 1 to 3.
     """
 
-    def __init__(self, plan: Plan, name: str, *, epsilon: float = 1e-6):
-        self.epsilon = epsilon
-        zeros: dict[str, Any] = {"in_branch": True, "init": "zeros"}
-        self.scale, self.multiplier = plan.param(None, (name,), **zeros)
-        self.bias, _ = plan.param(None, (name,), **zeros)
+    def __init__(self, plan: Plan, name: str):
+        super().__init__(plan, name, in_branch=True, init="zeros")
 
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
-        dtype = single(x.dtype)
-        y = x.astype(dtype)
+        y = x.astype(single(x.dtype))
         square = jnp.square(y).sum((1, 2), keepdims=True)
         # The norm has no derivative at zero; torch uses zero there.
         is_zero = square == 0
         norm = jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, square)))
         ratio = norm / (norm.mean(-1, keepdims=True) + self.epsilon)
-        scale, bias = (
-            jnp.broadcast_to(times(weight(p, dtype), self.multiplier), y.shape)
-            for p in (self.scale, self.bias)
-        )
-        return (y + (scale * (y * ratio) + bias)).astype(x.dtype)
+        return (y + self.scaled(y * ratio, y.dtype)).astype(x.dtype)
 
 
 class ConvNeXtBlock(nnx.Module):
@@ -378,15 +368,6 @@ def _layout(model: ConvNeXt, name: str) -> Layout:
     return Layout(_TIMM, pointwise=r"/(up|down)/" if name == "timm_conv" else r"(?!)")
 
 
-def _detect(model: ConvNeXt, arrays: Mapping[str, Any]) -> tuple[str, str | None]:
-    for prefix in ("convnext.", "convnextv2.", ""):
-        start = f"{prefix}embeddings."
-        if any(key.startswith(start) for key in arrays):
-            return "transformers", prefix
-    matrix = arrays.get("stages.0.blocks.0.mlp.fc1.weight")
-    return ("timm_conv" if getattr(matrix, "ndim", 2) == 4 else "timm"), None
-
-
 def _factor(model: ConvNeXt, path: str) -> float:
     last = "down" if model.layer_scale is None else "layer_scale"
     return model.plan.branch if f"/blocks/{last}/" in path else 1.0
@@ -401,7 +382,6 @@ register(
         transformers=dict.fromkeys(("convnext", "convnextv2"), _from_transformers),
         layouts=_layouts,
         layout=_layout,
-        detect=_detect,
         factor=_factor,
     )
 )

@@ -54,7 +54,7 @@ class GPT(Decoder, options=GPTOptions):
             fixed={"vocab": options.vocab_size, "positions": options.context},
             axes=options.head_axes(),
         )
-        block = options.block(causal=True, qkv_bias=options.bias, bias=options.bias)
+        block = options.block(causal=True, qkv_bias=options.bias)
         self.build_decoder(options, block, rngs)
 
 
@@ -114,10 +114,6 @@ register(
         layouts=lambda model: ("transformers",),
         layout=lambda model, name: decoder_layout(
             model, _NAMES, "transformer.", "in_out"
-        ),
-        detect=lambda model, keys: (
-            "transformers",
-            "" if any(key.startswith("h.0.") for key in keys) else "transformer.",
         ),
         unused=unused_heads,
         factor=decoder_factor,

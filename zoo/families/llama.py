@@ -153,11 +153,11 @@ class Llama(Decoder, options=LlamaOptions):
         )
         rotary = options.rotary()
         rotary.frequencies(self.plan["head_dim"].size)  # raises if it is odd
-        block = dataclasses.replace(
-            options.block(causal=True, qkv_bias=options.qkv_bias, bias=False),
+        block = options.block(
+            causal=True,
+            bias=False,
             rms_norm=True,
             gated=True,
-            qk_norm=options.qk_norm,
             rotary=rotary,
             routing=options.routing(),
         )
@@ -351,14 +351,6 @@ def _layout(model: Llama, name: str) -> Layout:
     return decoder_layout(model, names, "model.", "out_in")
 
 
-def _detect(model: Llama, keys: Mapping[str, Any]) -> tuple[str, str]:
-    prefix = "" if any(key.startswith("layers.0.") for key in keys) else "model."
-    if model.options.routing is None:
-        return "transformers", prefix
-    mixtral = any("block_sparse_moe" in key for key in keys)
-    return ("mixtral" if mixtral else "qwen3_moe"), prefix
-
-
 register(
     Record(
         model=Llama,
@@ -366,7 +358,6 @@ register(
         transformers=dict.fromkeys(_FIXED, _from_transformers),
         layouts=_layouts,
         layout=_layout,
-        detect=_detect,
         unused=unused_heads,
         factor=decoder_factor,
         reads_tokens=True,

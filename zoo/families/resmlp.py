@@ -139,8 +139,6 @@ class ResMLP(Family, options=ResMLPOptions):
             first=options.activation_first,
             zero_init=options.zero_init,
         )
-        if options.block_depth < 1:
-            raise ValueError(f"block_depth={options.block_depth} must be at least 1")
         self.plan = options.plan(
             growing={"mlp": 1.0},
             fixed={

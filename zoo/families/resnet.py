@@ -1,10 +1,11 @@
 """ResNets and their variants, scaled in width and in depth."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,12 +14,12 @@ from jaxtyping import Array, Float
 
 from ..layers.basic import Dense
 from ..layers.conv import (
+    EPSILON,
     NORMS,
     Conv,
     antialiased,
     blur,
     fan_out_conv,
-    make_norm,
     pool,
     stem_pool,
 )
@@ -41,7 +42,7 @@ _BLOCKS = {"basic": ((3, 3), 1), "bottleneck": ((1, 3, 1), 4)}
 _CHOICES = {
     "block": tuple(_BLOCKS),
     "stem": ("imagenet", "cifar", "deep", "tiered"),
-    "norm": NORMS,
+    "norm": tuple(NORMS),
     "stem_pooling": ("max", "conv"),
     "shortcut": ("conv", "average"),
     "antialias": ("none", "blur", "average"),
@@ -66,6 +67,7 @@ def _block(
     With anti-aliasing the output of that convolution is blurred or averaged instead.
     """
     norm, sizes = options.norm, _BLOCKS[options.block][0]
+    make_norm = functools.partial(NORMS[norm], plan, epsilon=EPSILON)
     strided, last = sizes.index(3), len(sizes) - 1
     antialias = "none" if stride == 1 else options.antialias
     convs, norms = [], []
@@ -85,7 +87,7 @@ def _block(
             )
         )
         init = starts or "ones"
-        norms.append(make_norm(norm, plan, ends[1], in_branch=True, init=init))
+        norms.append(make_norm(ends[1], in_branch=True, init=init))
     ends = names[0], names[-1]
     se = shortcut = None
     if options.squeeze:
@@ -95,7 +97,7 @@ def _block(
         average = options.shortcut == "average"
         step = 1 if average else stride
         conv = fan_out_conv(plan, 1, ends, stride=step, rngs=rngs)
-        norm_of = make_norm(norm, plan, ends[1])
+        norm_of = make_norm(ends[1])
         shortcut = Projection(conv, norm_of, average=average and stride != 1)
     return ConvBlock(
         convs,
@@ -274,6 +276,7 @@ class ResNet(Staged, options=ResNetOptions):
         self, options: ResNetOptions, deep: tuple[float, ...], rngs: nnx.Rngs
     ) -> None:
         plan, kind = self.plan, options.stem
+        make_norm = functools.partial(NORMS[options.norm], plan, epsilon=EPSILON)
         before, convs, norms = "channels", [], []
         for i in range(len(deep)):
             after = f"stem{i + 1}"
@@ -281,7 +284,7 @@ class ResNet(Staged, options=ResNetOptions):
             convs.append(
                 fan_out_conv(plan, 3, (before, after), stride=stride, rngs=rngs)
             )
-            norms.append(make_norm(options.norm, plan, after))
+            norms.append(make_norm(after))
             before = after
         self.stem_convs, self.stem_norms = nnx.List(convs), nnx.List(norms)
         self.conv = fan_out_conv(
@@ -291,16 +294,16 @@ class ResNet(Staged, options=ResNetOptions):
             stride=2 if kind == "imagenet" else 1,
             rngs=rngs,
         )
-        self.norm = make_norm(options.norm, plan, "embed")
+        self.norm = make_norm("embed")
         self.pools = kind != "cifar"
         self.antialias = options.antialias
         self.averages = options.shortcut == "average"
-        pooled: tuple[Conv, nnx.Module] | None = None
+        pooled: tuple[Conv, Callable[[Array], Array]] | None = None
         if options.stem_pooling == "conv":
             stride = 2 if options.antialias == "none" else 1
             ends = ("embed", "embed")
             conv = fan_out_conv(plan, 3, ends, stride=stride, rngs=rngs)
-            pooled = conv, make_norm(options.norm, plan, "embed")
+            pooled = conv, make_norm("embed")
         # Assigned once: NNX takes an attribute that was None for no module.
         self.pool_conv = None if pooled is None else pooled[0]
         self.pool_norm = None if pooled is None else pooled[1]
@@ -440,12 +443,7 @@ def _from_transformers(config: Config) -> dict[str, Any]:
 
 
 def _layout(model: ResNet, name: str) -> Layout:
-    if not hasattr(model.norm, "mean"):
-        raise ValueError(
-            "only a ResNet with norm='batch' has the variables of torchvision's"
-        )
     if name == "transformers":
-        _check_plain(model)
         start = "encoder.stages.{}.layers.{}."
         modules = {
             "conv": "embedder.embedder.convolution.",
@@ -478,7 +476,13 @@ def _layout(model: ResNet, name: str) -> Layout:
     return Layout(modules, pointwise="/se/")
 
 
-def _check_plain(model: ResNet) -> None:
+def _check(model: ResNet, name: str) -> None:
+    if not hasattr(model.norm, "mean"):
+        raise ValueError(
+            "only a ResNet with norm='batch' has the variables of torchvision's"
+        )
+    if name != "transformers":
+        return
     first = model.stages[0].first
     grouped = model.plan.has("group1")
     wide = model.plan["mid1"].size != model.plan["embed"].size
@@ -500,13 +504,6 @@ def _check_plain(model: ResNet) -> None:
             )
 
 
-def _detect(model: ResNet, keys: Mapping[str, Any]) -> tuple[str, str | None]:
-    for start, prefix in (("resnet.embedder.", "resnet."), ("embedder.embedder.", "")):
-        if any(key.startswith(start) for key in keys):
-            return "transformers", prefix
-    return "timm", None
-
-
 def _factor(model: ResNet, path: str) -> float:
     if path.endswith("se/squeeze/kernel"):
         # It reads what the last norm gives, and is not to see the branch's factor.
@@ -523,7 +520,7 @@ register(
         transformers={"resnet": _from_transformers},
         layouts=lambda model: ("timm", "torchvision", "transformers"),
         layout=_layout,
-        detect=_detect,
+        check=_check,
         factor=_factor,
         unseen=", with the antialias of that name, which no weights show",
     )

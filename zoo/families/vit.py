@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -208,14 +208,8 @@ class ViT(Transformer, options=ViTOptions):
             if options.pre_norm
             else None
         )
-        block = dataclasses.replace(
-            options.block(qkv_bias=options.qkv_bias),
-            key_bias=options.key_bias,
-            neighbours=options.rotary == "index",
-            gated=options.gated,
-            inner_norm=options.inner_norm,
-            layer_scale=options.layer_scale,
-        )
+        # Its positions are given as angles.
+        block = options.block(rotary=None, neighbours=options.rotary == "index")
         self.build_blocks(block, options.depth, rngs)
         self.attention_pool = (
             AttentionPool(self.plan, block, rngs=rngs) if pool == "attention" else None
@@ -911,37 +905,6 @@ _UNUSED = {
     "transformers_clip": r"^text_model\.|^text_projection\.|^logit_|position_ids$",
     "transformers_siglip": r"^text_model\.|^logit_|position_ids$",
 }
-# Whether the class token has a position; layouts that are missing allow both.
-_CLASS_POSITION = {
-    "torchvision": True,
-    "big_vision": False,
-    "augreg": True,
-    "transformers_vit": True,
-    "transformers_dinov2": True,
-    "transformers_clip": True,
-}
-
-
-def _detect(model: ViT, keys: Iterable[str]) -> tuple[str, str | None]:
-    """The layout of a file, and the prefix of its keys."""
-    keys = set(keys)
-    flax = "params/" if any(key.startswith("params/") for key in keys) else ""
-    if any(key.startswith(f"{flax}Transformer/") for key in keys):
-        augreg = any("posembed_input" in key for key in keys)
-        return ("augreg" if augreg else "big_vision"), flax
-    scaled = any("layer_scale1." in key for key in keys)
-    patches = "embeddings.patch_embedding"
-    for end, name in (
-        ("embeddings.class_embedding", "transformers_clip"),
-        (f"{patches}.weight", "transformers_siglip"),
-        (f"{patches}s.projection.weight", f"transformers_{'dinov2' * scaled or 'vit'}"),
-        (f"{patches}s.weight", "transformers_dinov3"),
-    ):
-        if prefixes := [k.removesuffix(end) for k in keys if k.endswith(end)]:
-            return name, min(prefixes, key=len)
-    if any(key.startswith("encoder.") for key in keys):
-        return "torchvision", ""
-    return "timm", ""
 
 
 def _unused(model: ViT, name: str) -> re.Pattern[str]:
@@ -963,7 +926,6 @@ def _layout(model: ViT, name: str) -> Layout:
     those of augreg with "gelu".
     """
     chosen, gated = LAYOUTS[name], model.options.gated
-    _check_positions(model, name)
     modules, prefix = dict(chosen.modules), chosen.prefix
     if name == "timm" and (model.rope_theta is not None or not model.options.key_bias):
         modules |= _eva_modules(model)
@@ -1004,30 +966,12 @@ def _eva_modules(model: ViT) -> dict[str, str]:
 
 
 def _check_positions(model: ViT, name: str) -> None:
-    if name != "timm" and model.rope_grid is not None:
-        raise ValueError(
-            f"the layout {name!r} has no network with rotary='index'; use 'timm'"
-        )
-    if name not in ("timm", "transformers_dinov3") and model.rope_theta is not None:
-        raise ValueError(
-            f"the layout {name!r} is for networks without rotary positions; use "
-            "'timm' or 'transformers_dinov3'"
-        )
-    if name == "transformers_dinov3" and model.rope_theta is None:
+    is_rotary, needed = model.rope_theta is not None, name == "transformers_dinov3"
+    if name != "timm" and (is_rotary != needed or model.rope_grid is not None):
         raise Misfit(
-            f"the layout {name!r} is for networks with rotary positions; pass ",
-            {"rotary": "True", "position": "False"},
-        )
-    if model.token is None or model.position is None:
-        return
-    has, needed = model.class_position, _CLASS_POSITION.get(name)
-    if name == "timm" and model.registers is not None:
-        needed = False
-    if needed not in (None, has):
-        raise Misfit(
-            f"in the layout {name!r} the class token has "
-            f"{'a' if needed else 'no'} position; pass ",
-            {"class_position": str(needed)},
+            f"the layout {name!r} is for networks {'with' if needed else 'without'} "
+            "rotary positions in [-1, 1]; pass ",
+            {"rotary": str(needed), "position": str(not needed)},
         )
 
 
@@ -1070,7 +1014,7 @@ register(
         },
         layouts=lambda model: tuple(LAYOUTS),
         layout=_layout,
-        detect=_detect,
+        check=_check_positions,
         unused=_unused,
         factor=branch_factor,
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -98,14 +99,11 @@ class Noise(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BlockOptions:
-    """Options that all blocks of one transformer share.
+    """Options of all blocks of one transformer; `TransformerOptions` has the others.
 
     Attributes:
       causal: each position sees only itself and those before it.
-      layer_norm: a norm at the beginning of each branch, and after the last.
-      rms_norm: that norm is RMSNorm, not LayerNorm.
-      norm_eps: added to its variance.
-      nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
+      rms_norm: the norms are RMSNorm, not LayerNorm.
       qkv_bias: whether queries, keys and values have biases.
       key_bias: whether keys have, where queries and values do.
       bias: whether the other kernels of a block have.
@@ -119,14 +117,6 @@ class BlockOptions:
       routing: the MLP is a mixture of experts, which are gated; None for one MLP.
       layer_scale: initial value of LayerScale at the end of each branch; None for no
         LayerScale.
-      zero_queries: queries start at zero.
-      zero_init: the last kernel of each branch starts at zero.
-      dropout: probability, after the MLP's nonlinearity and each branch.
-      drop_path: probability that a branch of the last block is left out; it rises
-        linearly from zero at the first.
-      remat: recompute blocks in the backward pass.
-      attention: "cudnn" for flash attention on GPUs, "xla" for plain, "auto" for
-        flash where it can run.
     """
 
     causal: bool = False
@@ -568,7 +558,8 @@ class TransformerOptions(ResidualOptions):
       dropout: probability of dropout after embeddings, inside the MLP and of branches.
       drop_path: probability of dropping the branches of the last block; it increases
         linearly from zero at the first block.
-      attention: "auto", "xla" or "cudnn"; see `BlockOptions`.
+      attention: "cudnn" for flash attention on GPUs, "xla" for plain attention, "auto"
+        for flash attention where it can run.
     """
 
     heads: int | None = None
@@ -593,24 +584,11 @@ class TransformerOptions(ResidualOptions):
         """The axes "heads" and "head_dim"; see `head_axes`."""
         return head_axes(self.width, self.base_width, self.heads, self.head_dim)
 
-    def block(
-        self, *, qkv_bias: bool, bias: bool = True, causal: bool = False
-    ) -> BlockOptions:
-        """The options of a block."""
-        return BlockOptions(
-            causal=causal,
-            layer_norm=self.layer_norm,
-            norm_eps=self.norm_eps,
-            nonlinearity=self.nonlinearity,
-            qkv_bias=qkv_bias,
-            bias=bias,
-            zero_queries=self.zero_queries,
-            zero_init=self.zero_init,
-            dropout=self.dropout,
-            drop_path=self.drop_path,
-            remat=self.remat,
-            attention=self.attention,
-        )
+    def block(self, **fixed: Any) -> BlockOptions:
+        """The options of a block: these, and those of the family by the same names."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        known = {field.name for field in fields(BlockOptions)}
+        return BlockOptions(**{k: v for k, v in given.items() if k in known} | fixed)
 
 
 class Transformer(Family):

@@ -113,8 +113,8 @@ def warn_of_drift(
         )
 
 
-class Dense(nnx.Module):
-    """Linear layer over the last axes of x, y = multiplier · x W (+ b).
+class Linear(nnx.Module):
+    """Base class of linear layers: a kernel, and perhaps a bias.
 
     Args:
       names: axes of the kernel: fan-in axes, then fan-out axes.
@@ -160,9 +160,8 @@ class Dense(nnx.Module):
             )
         self.bias = bias_variable
 
-    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch out"]:
-        kernel = weight(self.kernel, self.dtype)
-        y = jnp.tensordot(x.astype(self.dtype), kernel, self.inputs)
+    def finished(self, y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """The layer's output: y times the multiplier, and the bias."""
         y = times(y, self.multiplier)
         if self.bias is None:
             return y
@@ -170,14 +169,27 @@ class Dense(nnx.Module):
         return y + jnp.broadcast_to(bias, y.shape)
 
 
-class LayerNorm(nnx.Module):
-    """Layer normalization over the last axis, with scale and bias.
+class Dense(Linear):
+    """Linear layer over the last axes of x, y = multiplier · x W (+ b).
+
+    Its arguments are those of `Linear`.
+    """
+
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch out"]:
+        kernel = weight(self.kernel, self.dtype)
+        return self.finished(jnp.tensordot(x.astype(self.dtype), kernel, self.inputs))
+
+
+class Scaled(nnx.Module):
+    """Base class of layers with a scale, and perhaps a bias, per entry of an axis.
 
     Args:
-      name: the axis that is normalized.
-      in_branch: whether it is in a residual branch.
-      epsilon: added to the variance; 1e-6 in timm's ViT, 1e-5 in torch and GPT-2.
+      name: the axis.
+      in_branch: whether the layer is in a residual branch.
+      epsilon: of a normalization: added to the variance, or to the mean square.
       init: of the scale, "ones" or "zeros".
+      gain: of the scale; see `Plan.param`.
+      bias: whether there is a bias, which starts at zero.
     """
 
     def __init__(
@@ -188,22 +200,39 @@ class LayerNorm(nnx.Module):
         in_branch: bool = False,
         epsilon: float = 1e-6,
         init: str = "ones",
+        gain: float = 1.0,
+        bias: bool = True,
     ):
         self.epsilon = epsilon
         self.scale, self.multiplier = plan.param(
-            None, (name,), in_branch=in_branch, init=init
+            None, (name,), in_branch=in_branch, init=init, gain=gain
         )
-        self.bias, _ = plan.param(None, (name,), in_branch=in_branch, init="zeros")
+        if bias:
+            self.bias, _ = plan.param(None, (name,), in_branch=in_branch, init="zeros")
+
+    def scaled(self, y: Float[Array, "*batch n"], dtype: Any) -> Array:
+        """y times the scale, plus the bias if there is one, in this dtype."""
+        y = y * self._spread(self.scale, y)
+        if hasattr(self, "bias"):
+            y = y + self._spread(self.bias, y)
+        return y.astype(dtype)
+
+    def _spread(self, vector: nnx.Variable[Any], y: Array) -> Array:
+        value = times(weight(vector, y.dtype), self.multiplier)
+        return jnp.broadcast_to(value, y.shape)
+
+
+class LayerNorm(Scaled):
+    """Layer normalization over the last axis, with scale and bias.
+
+    Its arguments are those of `Scaled`; epsilon is 1e-6 in timm's ViT, and 1e-5 in
+    torch and GPT-2.
+    """
 
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         # Statistics in float32 at least, whatever the dtype of the computation.
-        dtype = single(x.dtype)
-        y = standardized(x.astype(dtype), -1, self.epsilon)
-        scale, bias = (
-            jnp.broadcast_to(times(weight(p, dtype), self.multiplier), y.shape)
-            for p in (self.scale, self.bias)
-        )
-        return (y * scale + bias).astype(x.dtype)
+        y = standardized(x.astype(single(x.dtype)), -1, self.epsilon)
+        return self.scaled(y, x.dtype)
 
 
 def standardized(
@@ -234,33 +263,22 @@ def standardized(
     return x * jax.lax.rsqrt(jnp.square(x).mean(axis, keepdims=True) + epsilon)
 
 
-class RMSNorm(nnx.Module):
+class RMSNorm(Scaled):
     """x / rms(x) over the last axis, with scale and without bias.
 
-    Args:
-      name: the axis that is normalized.
-      in_branch: whether it is in a residual branch.
-      epsilon: added to the mean square.
+    Its arguments are those of `Scaled`.
     """
 
-    def __init__(
-        self, plan: Plan, name: str, *, in_branch: bool = False, epsilon: float = 1e-6
-    ):
-        self.epsilon = epsilon
-        self.scale, self.multiplier = plan.param(
-            None, (name,), in_branch=in_branch, init="ones"
-        )
+    def __init__(self, plan: Plan, name: str, **more: Any):
+        super().__init__(plan, name, bias=False, **more)
 
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        dtype = single(x.dtype)
-        y = x.astype(dtype)
+        y = x.astype(single(x.dtype))
         square = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(square + self.epsilon)
-        scale = times(weight(self.scale, dtype), self.multiplier)
-        return (y * jnp.broadcast_to(scale, y.shape)).astype(x.dtype)
+        return self.scaled(y * jax.lax.rsqrt(square + self.epsilon), x.dtype)
 
 
-class LayerScale(nnx.Module):
+class LayerScale(Scaled):
     """A trained factor for each entry of a residual branch.
 
     Args:
@@ -271,13 +289,10 @@ class LayerScale(nnx.Module):
     """
 
     def __init__(self, plan: Plan, name: str, *, initial: float):
-        self.scale, self.multiplier = plan.param(
-            None, (name,), in_branch=True, init="ones", gain=initial
-        )
+        super().__init__(plan, name, in_branch=True, gain=initial, bias=False)
 
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        scale = times(weight(self.scale, x.dtype), self.multiplier)
-        return x * jnp.broadcast_to(scale, x.shape)
+        return self.scaled(x, x.dtype)
 
 
 def single(dtype: Any) -> Any:

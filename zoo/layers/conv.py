@@ -10,7 +10,16 @@ from jaxtyping import Array, Float
 
 from ..plan import Plan
 from ..sharding import weight
-from .basic import LayerNorm, check_floating, standardized, times, writable_state
+from .basic import (
+    LayerNorm,
+    Linear,
+    Scaled,
+    check_floating,
+    single,
+    standardized,
+    times,
+    writable_state,
+)
 from .convolve import convolve
 
 EPSILON = 1e-5  # added to the variance, as in torch
@@ -18,7 +27,7 @@ MOMENTUM = 0.1  # share of the batch in the running statistics, as in torch
 DEPTHWISE = "depthwise"  # input axis of a depthwise convolution, of size one
 
 
-class Conv(nnx.Module):
+class Conv(Linear):
     """A square convolution, y = multiplier · x * W (+ b).
 
     Padded by (size - 1) // 2 on every side, as in torch's networks. At stride 2 that
@@ -35,10 +44,7 @@ class Conv(nnx.Module):
         e.g. `DEPTHWISE` has one; the number of groups follows from the image.
       stride: step of the output over the input.
       padding: "half", "same" or a number; see `convolve`.
-      bias: whether it has a bias, which starts at zero.
-      in_branch: whether it is in a residual branch.
-      init: see `Plan.param`.
-      gain: see `Plan.param`.
+      **more: further arguments of `Linear`.
     """
 
     def __init__(
@@ -49,57 +55,25 @@ class Conv(nnx.Module):
         *,
         stride: int = 1,
         padding: int | str = "half",
-        bias: bool = False,
-        in_branch: bool = False,
-        init: str = "fan_in",
-        gain: float = 1.0,
-        rngs: nnx.Rngs,
+        **more: Any,
     ):
-        self.size = size
-        self.stride = stride
-        self.padding = padding
-        self.dtype = plan.dtype
+        self.stride, self.padding = stride, padding
         spatial = f"kernel{size}"
-        self.kernel, self.multiplier = plan.param(
-            rngs.params,
-            (spatial, spatial, *names),
-            inputs=3,
-            in_branch=in_branch,
-            init=init,
-            gain=gain,
-        )
-        # Assigned once: NNX does not accept a variable for an attribute that was None.
-        bias_variable: nnx.Variable[Any] | None = None
-        self.bias_multiplier = 1.0
-        if bias:
-            bias_variable, self.bias_multiplier = plan.param(
-                None, names[1:], in_branch=in_branch, init="zeros"
-            )
-        self.bias = bias_variable
+        super().__init__(plan, (spatial, spatial, *names), inputs=3, **more)
 
     def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
         kernel = weight(self.kernel, self.dtype)
         y = convolve(x.astype(self.dtype), kernel, self.stride, self.padding)
-        y = times(y, self.multiplier)
-        if self.bias is None:
-            return y
-        bias = times(weight(self.bias, self.dtype), self.bias_multiplier)
-        return y + _spread(bias, y)
+        return self.finished(y)
 
 
-class BatchNorm(nnx.Module):
+class BatchNorm(Scaled):
     """Batch normalization over all axes but the last, with scale and bias.
 
     As in torch, the batch is normalized by its biased variance, and the running
     variance averages the unbiased one. `model.eval()` normalizes by the running
     statistics. If a batch is sharded over devices, statistics are those of the whole
-    batch.
-
-    Args:
-      name: the axis of channels.
-      in_branch: whether it is in a residual branch.
-      init: of the scale, "ones" or "zeros".
-      epsilon: added to the variance; None for torch's default.
+    batch. Its arguments are those of `Scaled`.
 
     Raises:
       ValueError: called in training on one value per channel.
@@ -107,40 +81,24 @@ class BatchNorm(nnx.Module):
     Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), Algorithms 1 and 2.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        name: str,
-        *,
-        in_branch: bool = False,
-        init: str = "ones",
-        epsilon: float | None = None,
-    ):
+    def __init__(self, plan: Plan, name: str, *, epsilon: float = EPSILON, **more: Any):
+        super().__init__(plan, name, epsilon=epsilon, **more)
         self.use_running_average = False
-        self.epsilon = epsilon
-        self.scale, self.multiplier = plan.param(
-            None, (name,), in_branch=in_branch, init=init
-        )
-        self.bias, _ = plan.param(None, (name,), in_branch=in_branch, init="zeros")
         size = plan[name].size
         self.mean = nnx.BatchStat(jnp.zeros(size, jnp.float32))
         self.var = nnx.BatchStat(jnp.ones(size, jnp.float32))
 
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        y = x.astype(single(x.dtype))
         if self.use_running_average:
-            y, var = (
-                x.astype(dtype) - _spread(self.mean[...].astype(dtype), x),
-                self.var[...],
-            )
+            y, var = y - _spread(self.mean[...].astype(y.dtype), y), self.var[...]
         else:
-            y, var = self._centered(x.astype(dtype))
+            y, var = self._centered(y)
         scale, bias = (
-            times(weight(p, dtype), self.multiplier) for p in (self.scale, self.bias)
+            times(weight(p, y.dtype), self.multiplier) for p in (self.scale, self.bias)
         )
         # One factor per channel, computed before the product with all entries.
-        epsilon = EPSILON if self.epsilon is None else self.epsilon
-        scale = scale * jax.lax.rsqrt(var.astype(dtype) + epsilon)
+        scale = scale * jax.lax.rsqrt(var.astype(y.dtype) + self.epsilon)
         return (y * _spread(scale, x) + _spread(bias, x)).astype(x.dtype)
 
     def _centered(
@@ -169,13 +127,10 @@ class BatchNorm(nnx.Module):
         return shifted - _spread(offset, x), var
 
 
-class InstanceNorm(nnx.Module):
+class InstanceNorm(Scaled):
     """Normalization of each channel of each image over its two spatial axes.
 
-    Args:
-      name: the axis of channels.
-      in_branch: whether it is in a residual branch.
-      init: of the scale, "ones" or "zeros".
+    Its arguments are those of `Scaled`.
 
     Raises:
       ValueError: called on maps of one pixel, which it would set to zero.
@@ -184,27 +139,14 @@ class InstanceNorm(nnx.Module):
     across each two dimensional channel".
     """
 
-    def __init__(
-        self, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
-    ):
-        self.scale, self.multiplier = plan.param(
-            None, (name,), in_branch=in_branch, init=init
-        )
-        self.bias, _ = plan.param(None, (name,), in_branch=in_branch, init="zeros")
-
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
         if x.shape[1] * x.shape[2] == 1:
             raise ValueError(
                 f"norm='instance' would set maps of one pixel to zero; got x of shape "
                 f"{x.shape}; use larger images, the CIFAR stem, or norm='layer'"
             )
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
-        y = standardized(x.astype(dtype), (1, 2), EPSILON)
-        scale, bias = (
-            _spread(times(weight(p, dtype), self.multiplier), x)
-            for p in (self.scale, self.bias)
-        )
-        return (y * scale + bias).astype(x.dtype)
+        y = standardized(x.astype(single(x.dtype)), (1, 2), self.epsilon)
+        return self.scaled(y, x.dtype)
 
 
 class NoNorm(nnx.Module):
@@ -214,36 +156,12 @@ class NoNorm(nnx.Module):
         return x
 
 
-NORMS = ("batch", "layer", "instance", "none")
-
-
-def make_norm(
-    kind: str, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
-) -> nnx.Module:
-    """Build a normalization over an axis of channels.
-
-    Args:
-      kind: "batch", "layer" (over the channels at each position), "instance" (over
-        the positions of each channel) or "none".
-      name: the axis.
-      in_branch: whether it is in a residual branch.
-      init: of the scale, "ones" or "zeros".
-
-    Raises:
-      ValueError: the kind is unknown.
-    """
-    match kind:
-        case "batch":
-            return BatchNorm(plan, name, in_branch=in_branch, init=init)
-        case "layer":
-            return LayerNorm(
-                plan, name, in_branch=in_branch, init=init, epsilon=EPSILON
-            )
-        case "instance":
-            return InstanceNorm(plan, name, in_branch=in_branch, init=init)
-        case "none":
-            return NoNorm()
-    raise ValueError(f"unknown norm {kind!r}; known are {', '.join(NORMS)}")
+NORMS: dict[str, Callable[..., Callable[[Array], Array]]] = {
+    "batch": BatchNorm,
+    "layer": LayerNorm,  # over the channels at each position
+    "instance": InstanceNorm,  # over the positions of each channel
+    "none": lambda *_, **__: NoNorm(),
+}
 
 
 def pool(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:

@@ -80,7 +80,7 @@ class ConvBlock(nnx.Module):
     def __init__(
         self,
         convs: Sequence[Conv],
-        norms: Sequence[nnx.Module],
+        norms: Sequence[Callable[[Array], Array]],
         *,
         branch: float,
         nonlinearity: str = "relu",

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable
-from io import BufferedReader
 
 from .files import open_regular, read_json
 
@@ -18,7 +17,7 @@ def write(directory: pathlib.Path, files: Iterable[pathlib.Path]) -> None:
     entries = {
         path.relative_to(directory).as_posix(): {
             "size": path.stat().st_size,
-            "sha256": sha256(path),
+            "sha256": _sha256(path),
         }
         for path in sorted(files)
     }
@@ -94,11 +93,6 @@ def _files(paths: Iterable[pathlib.Path]) -> Iterable[pathlib.Path]:
             yield path
 
 
-def sha256(path: pathlib.Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+def _sha256(path: pathlib.Path) -> str:
     with open_regular(path) as file:
-        return _digest(file)
-
-
-def _digest(file: BufferedReader) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

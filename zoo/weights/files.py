@@ -50,53 +50,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return data
 
 
-def check(value: Any, schema: Any, name: str) -> None:
-    """Check data of a JSON file.
-
-    Args:
-      value: the data.
-      schema: `str`, `bool` or `int`; `float` for any finite number; {key: schema} for
-        an object with these keys; {str: schema} for one with any keys; a list of
-        schemas for a list of that length; None for anything.
-      name: of the value in messages.
-
-    Raises:
-      ValueError: the data has another form.
-
-    Examples:
-      >>> check({"rows": [1, 0.5]}, {"rows": [float, float]}, "x")
-      >>> check({"rows": [1, True]}, {"rows": [float, float]}, "x")
-      Traceback (most recent call last):
-      ...
-      ValueError: x.rows[1]=True must be a finite number
-    """
-    if schema is None:
-        return
-    if isinstance(schema, dict):
-        if not isinstance(value, dict):
-            raise ValueError(f"{name}={_short(value)} must be an object")
-        fixed = str not in schema
-        for key in schema.keys() - value.keys() if fixed else ():
-            raise ValueError(f"{name} lacks {key!r}")
-        for key in value:
-            if fixed and key not in schema:
-                raise ValueError(f"{name} has an unknown key {key!r}")
-            check(value[key], schema[key if fixed else str], f"{name}.{key}")
-    elif isinstance(schema, list):
-        if not isinstance(value, list) or len(value) != len(schema):
-            raise ValueError(
-                f"{name}={_short(value)} must be a list of {len(schema)} values"
-            )
-        for i, (item, inner) in enumerate(zip(value, schema, strict=True)):
-            check(item, inner, f"{name}[{i}]")
-    elif schema is float:
-        if not is_finite(value):
-            raise ValueError(f"{name}={_short(value)} must be a finite number")
-    elif type(value) is not schema:
-        kinds = {str: "a string", bool: "true or false", int: "a whole number"}
-        raise ValueError(f"{name}={_short(value)} must be {kinds[schema]}")
-
-
 def is_finite(value: Any) -> bool:
     """Whether a value is a number, not a bool, that a float can hold.
 
@@ -110,8 +63,3 @@ def is_finite(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else f"{text[:60]}..."

@@ -1,11 +1,11 @@
 """Read and write weights of other libraries, without unpickling."""
 
-import json
 import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from . import positions, saving
 from .misfits import OPTIONS as OPTIONS
 from .misfits import Misfit as Misfit
 from .misfits import check_format, explain_mismatch
-from .sources import Leaf, Source, sources
+from .sources import Layout, Leaf, Source, sources
 
 # What torch.compile, FSDP and activation checkpointing insert into names.
 _INSERTED = re.compile(
@@ -84,17 +84,11 @@ def _guarded(
     try:
         arrays = reader(path)
     except Exception as error:  # a damaged file can raise anything
-        if (narrow := _narrow(path)) is not None:
-            key, dtype = narrow
-            raise ValueError(
-                f"{str(path)!r} holds {dtype} under {key!r}: the weights are "
-                "quantized, which is not supported; use the original weights in "
-                "bfloat16 or float32"
-            ) from None
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
             f"{str(path)!r} cannot be read ({reason}); it may be damaged, so download "
-            "or write it again"
+            "or write it again, or quantized, which is not supported, so use the "
+            "original weights in bfloat16 or float32"
         ) from None
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):
@@ -102,89 +96,92 @@ def _guarded(
     return arrays
 
 
-def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
-    """Map a model's variables to arrays of a file, whose layout follows from its keys.
+class Names(NamedTuple):
+    """How the keys of a file name the variables of a model.
 
-    Raises:
-      ValueError: files of other libraries are not supported for this kind of model.
+    Attributes:
+      layout: one of `layouts(model)`.
+      prefix: of the names in this layout.
+      keys: {name: key}. Names lack what wrappers such as DDP insert into keys.
+      wrapper: the prefix of every key that is not part of the names.
     """
-    if not keys:
-        return exported_names(model)
-    layouts(model)  # raises if there are none
-    record = record_of(model)
-    name, prefix = record.detect(model, keys)
-    return sources(model, record.layout(model, name), prefix)
+
+    layout: str
+    prefix: str
+    keys: dict[str, str]
+    wrapper: str
 
 
-def _narrow(path: pathlib.Path) -> tuple[str, str] | None:
-    """The first key of a .safetensors file with a dtype of 8 bits or less, if any."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-        dtypes = {key: str(entry.get("dtype", "")) for key, entry in header.items()}
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-        MemoryError,
-        OverflowError,
-        RecursionError,
-    ):
-        return None
-    return next(((k, t) for k, t in dtypes.items() if re.match(r"F[468]_", t)), None)
-
-
-def unwrapped(
-    model: nnx.Module, arrays: Mapping[str, Any]
-) -> tuple[dict[str, str], str]:
-    """Find the names of the keys of a file without those of wrappers, e.g. of DDP.
-
-    Args:
-      model: the model, possibly abstract.
-      arrays: arrays, or other objects with a shape, by key.
-
-    Returns:
-      ({name: key}, the prefix of every key that is not part of the names). A prefix is
-      removed if more names are then those of the model.
-    """
-    names = {_INSERTED.sub("", key): key for key in arrays}
-    if len(names) < len(arrays):  # two keys would have one name
-        names = {key: key for key in arrays}
-    best, removed, start = names, "", ""
-    count = _known_names(model, names, arrays)
-    while True:
-        first = next(iter(names), "").partition(".")[0] + "."
-        if not names or not all(name.startswith(first) for name in names):
-            return best, removed
-        start += first
-        names = {name.removeprefix(first): key for name, key in names.items()}
-        fitting = _known_names(model, names, arrays)
-        if fitting > count:
-            best, removed, count = names, start, fitting
-
-
-def _known_names(
-    model: nnx.Module, names: Mapping[str, str], arrays: Mapping[str, Any]
-) -> int:
-    """The number of names that the model has."""
-    try:
-        table = layout(model, {name: arrays[key] for name, key in names.items()})
-    except ValueError:
-        return 0
-    return len({source.key for source in table.values()} & names.keys())
-
-
-def layout_of(model: nnx.Module, arrays: Mapping[str, Any]) -> str:
-    """The layout of a file, one of `layouts(model)`.
+def names_of(model: nnx.Module, arrays: Mapping[str, Any]) -> Names:
+    """Read the keys of a file: most modules of its layout have their names in them.
 
     Args:
       model: the model that the file fills, possibly abstract.
       arrays: arrays, or other objects with a shape, by key.
+
+    Raises:
+      ValueError: files of other libraries are not supported for this kind of model.
     """
-    names, _ = unwrapped(model, arrays)
-    arrays = {name: arrays[key] for name, key in names.items()}
-    return record_of(model).detect(model, arrays)[0]
+    keys = {_INSERTED.sub("", key): key for key in arrays}
+    if len(keys) < len(arrays):  # two keys would have one name
+        keys = {key: key for key in arrays}
+    record = record_of(model)
+    # Of the names of all blocks, those of one.
+    several = list({re.sub(r"\d+", "", name): name for name in keys}.values())
+
+    def rank(name: str) -> tuple[int, int]:
+        """The number of modules that the keys name, and of arrays of our shape."""
+        chosen = record.layout(model, name)
+        count, prefix = _prefix(chosen, several)
+        try:
+            needed = sources(model, chosen, prefix).values()
+        except ValueError:  # a variable that this layout lacks
+            return count, -1
+        given = {source.key: keys.get(source.key) for source in needed}
+        shapes = {name: arrays[key].shape for name, key in given.items() if key}
+        return count, sum(source.shape == shapes.get(source.key) for source in needed)
+
+    known = layouts(model)
+    layout = max(known, key=rank) if len(known) > 1 else known[0]
+    chosen = record.layout(model, layout)
+    _, prefix = _prefix(chosen, several)
+    wrapper = prefix.removesuffix(chosen.prefix)
+    while not all(name.startswith(wrapper) for name in keys):
+        wrapper = wrapper[: wrapper[:-1].rfind(".") + 1]
+    names = {name.removeprefix(wrapper): key for name, key in keys.items()}
+    return Names(layout, prefix.removeprefix(wrapper), names, wrapper)
+
+
+def _prefix(layout: Layout, names: Iterable[str]) -> tuple[int, str]:
+    """The number of a layout's modules that have a name, and the names' prefix."""
+    counts: Counter[str] = Counter()
+    for module in set(layout.modules.values()):
+        numbered = re.sub(r"\\\{1?\\\}", r"\\d+", re.escape(module))
+        start = re.compile(r"(?<![^./])" + numbered)
+        counts.update({m.string[: m.start()] for m in map(start.search, names) if m})
+    known = ((n, -len(prefix), prefix) for prefix, n in counts.items())
+    count, _, prefix = max(known, default=(0, 0, ""))
+    return count, prefix
+
+
+def layout(model: nnx.Module, arrays: Mapping[str, Any]) -> dict[Leaf, Source]:
+    """Map a model's variables to arrays of a file, whose layout follows from its keys.
+
+    Args:
+      model: the model that the file fills, possibly abstract.
+      arrays: arrays, or other objects with a shape, by key.
+
+    Raises:
+      ValueError: files of other libraries are not supported for this kind of model, or
+        the file's layout does not fit it.
+    """
+    return _table(model, names_of(model, arrays))
+
+
+def _table(model: nnx.Module, names: Names) -> dict[Leaf, Source]:
+    record = record_of(model)
+    record.check(model, names.layout)
+    return sources(model, record.layout(model, names.layout), names.prefix)
 
 
 class Match(NamedTuple):
@@ -223,36 +220,33 @@ def match(
       ValueError: a key is missing or unknown, or its array has another shape or is not
         of floating point. The message names the feature or the option.
     """
-    names, removed = unwrapped(model, arrays)
+    names = names_of(model, arrays)
+    named = {name: arrays[key] for name, key in names.keys.items()}
     try:
-        found = _match(
-            model,
-            {name: arrays[key] for name, key in names.items()},
-            new_head=new_head,
-            resize=resize,
-        )
+        found = _match(model, named, names, new_head=new_head, resize=resize)
     except ValueError as error:
-        if not removed:
+        if not names.wrapper:
             raise
         parts = error.parts if isinstance(error, Misfit) else (str(error),)
-        raise Misfit(*parts, f" (in keys after the prefix {removed!r})") from None
+        where = f" (in keys after the prefix {names.wrapper!r})"
+        raise Misfit(*parts, where) from None
     table = {
-        leaf: source._replace(key=names[source.key])
+        leaf: source._replace(key=names.keys[source.key])
         for leaf, source in found.table.items()
     }
-    unused = [names[name] for name in found.unused]
-    return found._replace(table=table, unused=unused)
+    return found._replace(table=table, unused=[names.keys[n] for n in found.unused])
 
 
 def _match(
     model: nnx.Module,
     arrays: Mapping[str, np.ndarray],
+    names: Names,
     *,
     new_head: bool,
     resize: bool,
 ) -> Match:
     check_format(arrays)
-    table = layout(model, arrays)
+    table = _table(model, names)
     heads = [s for (path, _), s in table.items() if path.startswith("readout/")]
     headless = bool(heads) and not any(s.key in arrays for s in heads)
     # If the requested number of classes is the file's, its head is used.
@@ -265,8 +259,7 @@ def _match(
     needed = {source.key for source in body.values()}
     left = sorted(arrays.keys() - needed)
     head = {source.key for source in heads}
-    record = record_of(model)
-    unused = record.unused(model, record.detect(model, arrays)[0])
+    unused = record_of(model).unused(model, names.layout)
     unexpected = [
         key
         for key in left
@@ -281,9 +274,9 @@ def _match(
     if wrong:
         raise wrong
     if headless and not fresh:
-        names = " and ".join(sorted(head))
+        lacking = " and ".join(sorted(head))
         raise Misfit(
-            f"the file holds a network without a head (it lacks {names}); pass ",
+            f"the file holds a network without a head (it lacks {lacking}); pass ",
             *_head_options(model),
         )
     resized = False
@@ -491,25 +484,18 @@ def exported_names(model: nnx.Module, layout: str | None = None) -> dict[Leaf, S
             f"layout={layout!r} must be one of {', '.join(known)} for a "
             f"{type(model).__name__}"
         )
+    record = record_of(model)
     try:
-        return sources(model, record_of(model).layout(model, layout))
+        record.check(model, layout)
+        return sources(model, record.layout(model, layout))
     except ValueError as error:
-        others = [name for name in known if _has_names(model, name)]
-        remedy = f"use {' or '.join(map(repr, others))}" if others else "use zoo.save"
+        remedy = "use another layout, or zoo.save"
         if nnx.state(model, nnx.LoRAParam):
             remedy = "call zoo.merge_lora(model) first"
         raise ValueError(
             f"the layout {layout!r} cannot hold this {type(model).__name__}: "
             f"{str(error).partition('; ')[0]}; {remedy}"
         ) from None
-
-
-def _has_names(model: nnx.Module, name: str) -> bool:
-    try:
-        sources(model, record_of(model).layout(model, name))
-    except ValueError:
-        return False
-    return True
 
 
 def factors(model: nnx.Module) -> dict[str, float]:

@@ -1,7 +1,6 @@
-"""Download from and upload to the Hugging Face hub, and verify checksums."""
+"""Download from and upload to the Hugging Face hub."""
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 import re
@@ -10,7 +9,6 @@ from typing import Any
 
 from ..addresses import public
 from . import checksums
-from .checksums import sha256
 
 # Names with these suffixes are files, even if they do not exist. Other names with a
 # dot, e.g. timm/resnet50.a1_in1k, may be repositories.
@@ -65,7 +63,7 @@ def is_file_name(source: str | os.PathLike[str]) -> bool:
 def download(
     source: str, filename: str, options: HubOptions, *, optional: bool = False
 ) -> pathlib.Path | None:
-    """Get a file of a repository from the cache or the hub, and verify its checksum.
+    """Get a file of a repository from the cache or the hub.
 
     Args:
       source: `owner/name`, or `owner/name@revision` if `options` has no revision.
@@ -77,8 +75,8 @@ def download(
       The path of the file in the cache.
 
     Raises:
-      ValueError: huggingface_hub is not installed, the file cannot be downloaded, or
-        its checksum is wrong; the message says what to do.
+      ValueError: huggingface_hub is not installed, or the file cannot be downloaded;
+        the message says what to do.
     """
     try:
         import huggingface_hub
@@ -107,29 +105,13 @@ def download(
             "supported; pass a repository with that file, or the path of a "
             ".safetensors file"
         ) from None
-    except errors.GatedRepoError:
+    except Exception as error:  # the hub, the network, proxies and disks raise theirs
         raise ValueError(
-            f"{source!r} on the hub is gated: accept its terms there, then pass a "
-            "token by `hf auth login`, HF_TOKEN or token=..."
+            f"{source!r} is not a path on disk, and {filename} of that repository "
+            f"cannot be downloaded ({_reason(error)}); check its name, revision and "
+            "terms on the hub, and pass a token by `hf auth login`, HF_TOKEN or "
+            "token=...; offline, pass the path of a file"
         ) from None
-    except errors.RepositoryNotFoundError:
-        raise ValueError(
-            f"{source!r} is neither a path nor a repository on the hub that this "
-            "token may read; check its name, or pass a token by `hf auth login`, "
-            "HF_TOKEN or token=..."
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ValueError(
-            f"{repository!r} on the hub has no revision {options.revision!r}; pass one "
-            "of its branches, tags or commits"
-        ) from None
-    except Exception as error:  # the network, proxies and disks raise their own
-        reason = _reason(error)
-        raise ValueError(
-            f"the path {source!r} does not exist, and downloading {filename} from the "
-            f"hub failed ({reason}); offline, pass the path of a file"
-        ) from None
-    verify(pathlib.Path(file), source, filename)
     return pathlib.Path(file)
 
 
@@ -187,7 +169,6 @@ def upload(
     """
     try:
         import huggingface_hub
-        from huggingface_hub import errors
     except ModuleNotFoundError:
         raise ValueError(
             "uploading needs huggingface_hub: pip install '.[hub]' in a clone of mupax"
@@ -202,32 +183,19 @@ def upload(
             token=token,
             commit_message=message,
         )
-    except errors.OfflineModeIsEnabled:
+    except Exception as error:  # the hub, the network and proxies raise theirs
         raise ValueError(
-            f"{repository!r} cannot be uploaded: HF_HUB_OFFLINE is set; unset it"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ValueError(
-            f"{repository!r} on the hub has no branch {revision!r}; create it there, "
-            "or leave revision out"
-        ) from None
-    except Exception as error:  # the network, proxies and the hub raise their own
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status in (401, 403):
-            raise ValueError(
-                f"the hub does not let this token write to {repository!r}; give one "
-                "that may, by `hf auth login`, HF_TOKEN or token=..."
-            ) from None
-        reason = _reason(error)
-        raise ValueError(
-            f"uploading {repository!r} failed ({reason}); run the same call again"
+            f"{repository!r} cannot be uploaded ({_reason(error)}); check its name and "
+            "revision, pass a token that may write to it by `hf auth login`, HF_TOKEN "
+            "or token=..., and run the same call again"
         ) from None
     return str(commit.commit_url)
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error. Addresses in it may be signed."""
-    return str(public(str(error).strip().partition("\n")[0])) or type(error).__name__
+    """The type of an error and its first line. Addresses in it may be signed."""
+    line = public(str(error).strip().partition("\n")[0])
+    return ": ".join(filter(None, (type(error).__name__, line)))
 
 
 def _split(source: str, options: HubOptions) -> tuple[str, HubOptions]:
@@ -252,31 +220,3 @@ def _was_missing(repository: str, filename: str, options: HubOptions) -> bool:
         repository, filename, cache_dir=options.cache_dir, revision=options.revision
     )
     return known is huggingface_hub._CACHED_NO_EXIST
-
-
-def verify(path: pathlib.Path, source: str, filename: str) -> None:
-    """Compare a cached file with its hash on the hub.
-
-    The cache stores a file under its ETag: the SHA-256 for files in large storage,
-    git's hash for others. Without symbolic links the ETag is lost, and nothing is
-    verified.
-
-    Raises:
-      ValueError: the hashes differ.
-    """
-    if not path.is_symlink():
-        return
-    expected = pathlib.Path(os.readlink(path)).name
-    if re.fullmatch(r"[0-9a-f]{64}", expected):
-        actual = sha256(path)
-    elif re.fullmatch(r"[0-9a-f]{40}", expected):
-        content = path.read_bytes()
-        actual = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    else:
-        return
-    if actual != expected:
-        blob = path.parent / os.readlink(path)
-        raise ValueError(
-            f"the cached {filename} of {source!r} is damaged: its hash is not the "
-            f"hub's; delete {str(blob.resolve())!r}, then load again to download it"
-        )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -53,18 +53,24 @@ def _in_shell(value: str) -> str:
     return f'"{value}"' if re.search(r"[^\w.+-]", value) else value
 
 
+Value = str | Callable[[Mapping[str, Any]], str] | None
+
+
 class _Remedy(NamedTuple):
-    """An option that keys of a file ask for.
+    """An option that keys of a file, or keys that it lacks, ask for.
 
     Attributes:
       pattern: of the keys.
       option: its name.
-      value: the value as Python code; or a function of the arrays by key.
+      present: the value for keys that the model does not have, as Python code, or a
+        function of the arrays by key that returns it.
+      absent: the value for keys that the file lacks; None if the keys do not tell.
     """
 
     pattern: str
     option: str
-    value: str | Callable[[Mapping[str, Any]], str]
+    present: Value
+    absent: Value = None
 
 
 def _registers(arrays: Mapping[str, Any]) -> str:
@@ -101,56 +107,46 @@ def _inner_norm(arrays: Mapping[str, Any]) -> str:
 
 
 _CLASS_TOKEN = r"(^|[./])(cls_token|class_token|class_embedding|cls)$"
-_LAYER_SCALE = r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$"
-_REGISTERS = r"reg_token|register_tokens"
-_PRE_NORM = r"^norm_pre\.|(^|\.)pre_layrnorm\."
-_ATTENTION_POOL = r"^attn_pool\.|(^|\.)head\.probe$"
-_GATED = r"\.mlp\.weights_(in|out)\."
-_PATCH_BIAS = r"patch_embed(\.proj|ding|dings(\.projection)?)\.bias$"
-_READOUT_BIAS = (
-    r"^(head|heads\.head|classifier|visual_projection)\.bias$|(^|/)head/bias$"
-)
-_QKV_BIAS = r"qkv\.bias$|in_proj_bias$|self_attn\.[qkv]_proj\.bias$"
-_QK_NORM = r"self_attn\.[qk]_norm\."
-# Options for keys of the file that the model does not have.
-_UNEXPECTED = (
-    _Remedy(r"^fc_norm\.", "pool", "'mean'"),
-    _Remedy(_LAYER_SCALE, "layer_scale", "1e-5"),
-    _Remedy(_REGISTERS, "registers", _registers),
-    _Remedy(_PRE_NORM, "pre_norm", "True"),
-    _Remedy(_ATTENTION_POOL, "pool", "'attention'"),
-    _Remedy(_GATED, "gated", "True"),
-    _Remedy(_PATCH_BIAS, "patch_bias", "True"),
-    _Remedy(_READOUT_BIAS, "readout_bias", "True"),
+_REMEDIES = (
+    _Remedy(r"\.(attn|mlp)\.norm\.", "inner_norm", _inner_norm, _inner_norm),
+    _Remedy(r"^fc_norm\.", "pool", "'mean'", _pool),
+    _Remedy(
+        r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$", "layer_scale", "1e-5", "None"
+    ),
+    _Remedy(r"reg_token|register_tokens", "registers", _registers, "0"),
+    _Remedy(r"^norm_pre\.|(^|\.)pre_layrnorm\.", "pre_norm", "True", "False"),
+    _Remedy(r"^attn_pool\.|(^|\.)head\.probe$", "pool", "'attention'", _pool),
+    _Remedy(r"\.mlp\.weights_(in|out)\.", "gated", "True", "False"),
+    _Remedy(
+        r"patch_embed(\.proj|ding|dings(\.projection)?)\.bias$",
+        "patch_bias",
+        "True",
+        "False",
+    ),
+    _Remedy(
+        r"^(head|heads\.head|classifier|visual_projection)\.bias$|(^|/)head/bias$",
+        "readout_bias",
+        "True",
+        "False",
+    ),
     _Remedy(_CLASS_TOKEN, "class_token", "True"),
-    _Remedy(r"\.(attn|mlp)\.norm\.", "inner_norm", _inner_norm),
     _Remedy(r"^lm_head\.weight$", "tied", "False"),
     _Remedy(r"^(score|classifier|qa_outputs)\.", "head", "False"),
-    _Remedy(_QK_NORM, "qk_norm", "True"),
-    _Remedy(_QKV_BIAS, "qkv_bias", "True"),
-    _Remedy(r"experts\.\d+\.", "experts", _experts),
+    _Remedy(r"self_attn\.[qk]_norm\.", "qk_norm", "True", "False"),
+    _Remedy(
+        r"qkv\.bias$|in_proj_bias$|self_attn\.[qkv]_proj\.bias$",
+        "qkv_bias",
+        "True",
+        "False",
+    ),
+    _Remedy(r"experts\.\d+\.|\.gate\.weight$", "experts", _experts, _experts),
     _Remedy(r"^layer\d+\.\d+\.se\.fc\d\.", "squeeze", _squeeze),
     _Remedy(r"^conv1\.\d+\.", "stem", "'deep'"),
     _Remedy(r"^layer.*\.downsample\.2\.", "shortcut", "'average'"),
     _Remedy(r"^maxpool\.", "stem_pooling", "'conv'"),
 )
-# Options for keys of the model that the file lacks.
-_MISSING = (
-    _Remedy(r"\.(attn|mlp)\.norm\.", "inner_norm", _inner_norm),
-    _Remedy(r"^fc_norm\.", "pool", _pool),
-    _Remedy(_QKV_BIAS, "qkv_bias", "False"),
-    _Remedy(_LAYER_SCALE, "layer_scale", "None"),
-    _Remedy(_REGISTERS, "registers", "0"),
-    _Remedy(_PRE_NORM, "pre_norm", "False"),
-    _Remedy(_ATTENTION_POOL, "pool", _pool),
-    _Remedy(_GATED, "gated", "False"),
-    _Remedy(_PATCH_BIAS, "patch_bias", "False"),
-    _Remedy(_READOUT_BIAS, "readout_bias", "False"),
-    _Remedy(_QK_NORM, "qk_norm", "False"),
-    _Remedy(r"experts\.\d+\.|\.gate\.weight$", "experts", _experts),
-)
 # Options that the keys of a file decide: with another value the file does not fit.
-OPTIONS = {remedy.option for remedy in (*_UNEXPECTED, *_MISSING)} | {"class_token"}
+OPTIONS = {remedy.option for remedy in _REMEDIES}
 # (pattern of keys, what a file with such keys is and what to do)
 _FORMATS = (
     (
@@ -213,11 +209,10 @@ def explain_mismatch(
     options = {field.name for field in dataclasses.fields(model.options_type)}
     if not isinstance(getattr(model, "head", None), bool):
         options -= {"head"}  # of an EfficientNet, a number of channels
-    extra = [remedy for remedy in _UNEXPECTED if remedy.option in options]
-    lacking = [remedy for remedy in _MISSING if remedy.option in options]
+    remedies = [remedy for remedy in _REMEDIES if remedy.option in options]
     blocks = {_pattern(key): _block(key) for key in sorted(needed, key=_block)}
     more = [key for key in unexpected if _pattern(key) in blocks]
-    values = _options(model, arrays, [(unexpected, extra), (missing, lacking)], blocks)
+    values = _options(model, arrays, unexpected, missing, remedies, blocks)
     hint: list[str | Mapping[str, str]] = ["check its size and options"]
     if values:
         hint = ["pass ", values]
@@ -237,7 +232,9 @@ def explain_mismatch(
 def _options(
     model: nnx.Module,
     arrays: Mapping[str, Any],
-    differences: Sequence[tuple[list[str], list[_Remedy]]],
+    unexpected: list[str],
+    missing: list[str],
+    remedies: Iterable[_Remedy],
     blocks: Mapping[str, int],
 ) -> dict[str, str]:
     """The options to pass, as {option: value in Python}.
@@ -245,16 +242,21 @@ def _options(
     Args:
       model: the model.
       arrays: of the file.
-      differences: (keys, remedies) of unexpected keys, and of missing keys.
+      unexpected: keys of the file that the model does not use.
+      missing: keys that the model needs and the file lacks.
+      remedies: for options of the model.
       blocks: {pattern of a key: number of its last block in the model}.
     """
     values: dict[str, str] = {}
-    for keys, table in differences:
-        for pattern, option, value in table:
-            if option in values or not any(re.search(pattern, key) for key in keys):
+    for keys, where in ((unexpected, 2), (missing, 3)):
+        for remedy in remedies:
+            value = remedy[where]
+            if value is None or remedy.option in values:
                 continue
-            values[option] = value if isinstance(value, str) else value(arrays)
-    missing, _ = differences[1]
+            if any(re.search(remedy.pattern, key) for key in keys):
+                values[remedy.option] = (
+                    value if isinstance(value, str) else value(arrays)
+                )
     if any(re.search(_CLASS_TOKEN, key) for key in missing) and "pool" not in values:
         if getattr(model, "pool", None) in ("token", "token_and_mean"):
             values["pool"] = _pool(arrays)

@@ -239,16 +239,9 @@ def read_source(
     if remote.is_remote(source):
         with _copied(source) as place:
             return read_source(name, place, hub_options, **overrides)
-    hub_options = hub_options or hub.HubOptions()
-    if not hub.is_id(source):
-        _check_revision(hub_options.revision, source)
-    path = _uploaded(source, hub_options) or pathlib.Path(source)
-    if source in list_pretrained() and not path.exists():
-        path = _shipped(str(source))
-    _check_weights(path)
-    if path.is_dir() and _is_ours(path):
-        return Loaded(saving.load(path, expected=name, **overrides), [], "")
-    files = _Repository(source, hub_options)
+    files = _located(source, hub_options)
+    if isinstance(files, pathlib.Path):
+        return Loaded(saving.load(files, expected=name, **overrides), [], "")
     # Raise for unsupported architectures before downloading weights.
     config = files.read(hub.CONFIG)
     described = None if config is None else identify(config, str(source))
@@ -270,7 +263,7 @@ def read_source(
     complete(model, rngs)
     remember(model, files.data(), resized=resized)
     assumed = "" if described else _assumption(model, name, source, arrays)
-    return Loaded(model, unused, assumed, foreign.layout_of(model, arrays))
+    return Loaded(model, unused, assumed, foreign.names_of(model, arrays).layout)
 
 
 def read_data_config(
@@ -289,18 +282,31 @@ def read_data_config(
     if remote.is_remote(source):
         with _copied(source) as place:
             return read_data_config(place)
-    path = pathlib.Path(source)
-    if source in list_pretrained() and not path.exists():
-        path = _shipped(str(source))
-    if path.is_dir() and _is_ours(path):
-        return saving.read_config(path).data
-    options = hub_options or hub.HubOptions()
-    if uploaded := _uploaded(source, options):
-        return saving.read_config(uploaded).data
-    files = _Repository(source, options)
+    files = _located(source, hub_options)
+    if isinstance(files, pathlib.Path):
+        return saving.read_config(files).data
     if not hub.is_id(source):
         files.weights()  # raises if there are none
     return files.data()
+
+
+def _located(
+    source: str | os.PathLike[str], options: hub.HubOptions | None
+) -> pathlib.Path | _Repository:
+    """The directory of a model of `zoo.save`, or the files of another library.
+
+    Raises:
+      ValueError: the source is a directory without weights that are read.
+    """
+    options = options or hub.HubOptions()
+    if not hub.is_id(source):
+        _check_revision(options.revision, source)
+    path = _uploaded(source, options) or pathlib.Path(source)
+    if source in list_pretrained() and not path.exists():
+        path = _shipped(str(source))
+    _check_weights(path)
+    ours = path.is_dir() and _is_ours(path)
+    return path if ours else _Repository(source, options)
 
 
 @contextlib.contextmanager
@@ -507,7 +513,7 @@ def _assumption(
     source: str | os.PathLike[str],
     arrays: Mapping[str, np.ndarray],
 ) -> str:
-    layout = foreign.layout_of(model, arrays)
+    layout = foreign.names_of(model, arrays).layout
     library = layout.partition("_")[0]
     if library not in ("timm", "torchvision", "transformers"):
         library = "transformers" if reads_tokens(name) else "big_vision"

@@ -250,7 +250,7 @@ def _name(address: str) -> str:
 
 @contextlib.contextmanager
 def uploading(
-    path: str | os.PathLike[str], *, first: str = "", last: str = ""
+    path: str | os.PathLike[str], *, last: str = ""
 ) -> Iterator[pathlib.Path]:
     """A local path; what the context writes there is uploaded at its end.
 
@@ -258,8 +258,7 @@ def uploading(
 
     Args:
       path: an address where there is nothing yet, for a file or a directory.
-      first: a file of the directory. Of two uploads, the one that writes it goes on.
-      last: a file of the directory, which readers need.
+      last: a file of a directory without which readers see nothing.
 
     Raises:
       FileExistsError: there is something at the address.
@@ -276,7 +275,7 @@ def uploading(
         yield place
         try:
             with _explained(address, "written"):
-                _upload(system, address, root, place, first, last)
+                _upload(system, root, place, last)
         except (RemoteError, FileExistsError) as error:
             kept = True
             raise type(error)(f"{error}; the files are in {place}") from None
@@ -301,42 +300,24 @@ def check_free(path: str | os.PathLike[str]) -> None:
             )
 
 
-def _upload(
-    system: Any, address: str, root: str, place: pathlib.Path, first: str, last: str
-) -> None:
+def _upload(system: Any, root: str, place: pathlib.Path, last: str) -> None:
     if place.is_file():
         system.put_file(str(place), root)
         return
-    files = {
-        path.relative_to(place).as_posix(): path
-        for path in place.rglob("*")
-        if path.is_file()
-    }
-    data = files.pop(first).read_bytes()
-    try:
-        system.pipe_file(f"{root}/{first}", data, mode="create")
-    except FileExistsError:
-        # Ours, if the answer to an earlier attempt of the client was lost.
-        if system.cat_file(f"{root}/{first}") != data:
-            raise FileExistsError(
-                f"{public(address)} is being written by another process; choose "
-                "another name"
-            ) from None
-    end = files.pop(last)
+    files = [p.relative_to(place).as_posix() for p in place.rglob("*") if p.is_file()]
 
     def put(name: str) -> None:
-        system.put_file(str(files[name]), f"{root}/{name}")
+        system.put_file(str(place / name), f"{root}/{name}")
+
+    def remove(name: str) -> None:
+        with contextlib.suppress(Exception):
+            system.rm_file(f"{root}/{name}")
 
     try:
-        in_parallel(put, files)
-        system.put_file(str(end), f"{root}/{last}")
+        in_parallel(put, [name for name in files if name != last])
+        put(last)
     except BaseException:
-
-        def remove(name: str) -> None:
-            with contextlib.suppress(Exception):
-                system.rm_file(f"{root}/{name}")
-
-        in_parallel(remove, [last, *files, first])
+        in_parallel(remove, files)
         raise
 
 

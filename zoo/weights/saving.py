@@ -35,20 +35,12 @@ from ..registry import (
 )
 from . import checksums, positions, remote
 from .cards import Training, card
-from .files import check, read_json
+from .files import read_json
 from .misfits import Misfit
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
 _BUILDING = ".saving-"  # start of the names of unfinished directories
 _FORMAT = 3
-# Of `Parametrization.to_json`: `Powers` of three width ratios.
-_POWERS = [float, float, float]
-_PARAMETRIZATION = {
-    **{"name": str, "citation": str, "scaled": bool, "branches_only": bool},
-    **{"alpha": float, "gamma": float, "richness": float},
-    "rows": {str: [_POWERS] * 3},
-    "gauge": {str: _POWERS},
-}
 
 
 def save(
@@ -91,8 +83,7 @@ def save(
     """
     name, options = recipe(model)
     if remote.is_remote(directory):
-        ends = {"first": checksums.NAME, "last": _CONFIG}
-        with remote.uploading(directory, **ends) as place:
+        with remote.uploading(directory, last=_CONFIG) as place:
             save(model, place, notes=notes, files=files, training=training)
         return remote.normalized(directory)
     # Written out: another default of a later version must not change the model.
@@ -245,56 +236,19 @@ def _saved_values(
 ) -> dict[str, str]:
     """The saved values, as Python code, of the options that overrides change.
 
-    Another number of classes, and other images of a model that accepts them, are left
-    out.
+    Another number of classes is left out: it gives a new readout.
     """
     known = {**default_options(name), **options}
     for key in ("width", "depth"):
         if known.get(f"base_{key}") is None:
             known[f"base_{key}"] = known[key]
-    out = {}
-    for key, value in overrides.items():
-        before = known.get(key)
-        if key == "out_features" or _plain(before) == _plain(value):
-            continue
-        if key == "input_shape" and _accepts(name, options, value):
-            continue
-        if key == "parametrization":
-            usual = default_parametrization(name, **options)
-            saved, new = (
-                x
-                if isinstance(x, optim.Parametrization)
-                else optim.parametrization(x or usual)
-                for x in (before, value)
-            )
-            if saved.same_rules(new):
-                continue
-            before = saved.label
-        out[key] = repr(before)
-    return out
-
-
-def _accepts(name: str, options: Mapping[str, Any], input_shape: Any) -> bool:
-    """Whether saved weights fit a model for images of another shape."""
-    saved, other = (
-        abstract(name, **options, **changed)
-        for options, changed in (
-            (options, {}),
-            (
-                {k: v for k, v in options.items() if k != "input_shape"},
-                {"input_shape": input_shape},
-            ),
-        )
-    )
-    try:
-        _check_fit(
-            dict(_variables(other)[1]),
-            positions.between(saved, other, arrays_of(saved)),
-            None,
-        )
-    except ValueError:
-        return False
-    return True
+    if isinstance(point := known["parametrization"], optim.Parametrization):
+        known["parametrization"] = point.label
+    return {
+        key: repr(known.get(key))
+        for key, value in overrides.items()
+        if key != "out_features" and _plain(known.get(key)) != _plain(value)
+    }
 
 
 def _read(folder: pathlib.Path, model: nnx.Module) -> dict[str, Any]:
@@ -382,16 +336,15 @@ def read_config(directory: pathlib.Path) -> Saved:
     """
     try:
         config = read_json(directory / _CONFIG)
-        data = config.pop("data", None)
-        check(config, {"format": int, "model": str, "options": {str: None}}, "it")
-        if config["format"] != _FORMAT:
-            raise ValueError(f"its format is {config['format']}, not {_FORMAT}")
+        if not is_config(config) or config["format"] != _FORMAT:
+            raise ValueError(f"it is no config of zoo.save in the format {_FORMAT}")
         options = {key: _rich(value) for key, value in config["options"].items()}
+        data = config.get("data")
         data = None if data is None else DataConfig.from_json(data)
-    except (ValueError, TypeError, ArithmeticError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise ValueError(
-            f"{directory} holds no model of zoo.save: {_CONFIG} cannot be read "
-            f"({error}); pass a directory that zoo.save wrote"
+            f"{directory} holds no model of zoo.save: {_CONFIG} cannot be read ({e}); "
+            "pass a directory that zoo.save wrote"
         ) from None
     try:
         checksums.verify(directory, [directory / _CONFIG, directory / _WEIGHTS])
@@ -583,10 +536,8 @@ def _rich(value: Any) -> Any:
     """The inverse of `_plain`; lists become tuples, as options are."""
     if isinstance(value, dict):
         if value.keys() == {"parametrization"}:
-            check(value["parametrization"], _PARAMETRIZATION, "parametrization")
             return optim.Parametrization.from_json(value["parametrization"])
         if value.keys() == {"dtype"}:
-            check(value["dtype"], str, "dtype")
             return jnp.dtype(value["dtype"])
         return {key: _rich(v) for key, v in value.items()}
     return tuple(map(_rich, value)) if isinstance(value, list) else value
