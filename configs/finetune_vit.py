@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     c.dataset = "cifar10"
     c.data = ConfigDict({"image_size": 224})
     c.augment = ("flip",)
-    c.model = ConfigDict({"name": "vit_tiny_patch16_224", "remat": True})
+    c.model = ConfigDict({"name": "vit_tiny_patch16_224", "remat": "full"})
     c.init_from = "runs/vit"
     c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.01})
     c.optimizer.mask = "matrices"  # biases and norms do not decay

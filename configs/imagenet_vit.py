@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     c.augment = ("random_resized_crop", "flip", "rand_augment")
     c.mixup = 0.2
     c.model = ConfigDict({"name": "vit_base_patch16_224", "dtype": "bfloat16"})
-    c.model.remat = True
+    c.model.remat = "full"
     c.base_width = 192
     c.base_depth = 12
     c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.1})

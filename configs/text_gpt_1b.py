@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     c.dataset = "text:corpus"
     c.stand_in = "fake:2048:50304"
     c.data = ConfigDict({"context": 2048, "tokenizer": "tokenizer.json"})
-    c.model = ConfigDict({"name": "gpt", "dtype": "bfloat16", "remat": True})
+    c.model = ConfigDict({"name": "gpt", "dtype": "bfloat16", "remat": "full"})
     c.model.width = 2048
     c.model.depth = 18
     c.model.head_dim = 128

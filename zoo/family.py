@@ -35,6 +35,7 @@ _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
     types.NoneType: ((types.NoneType,), "None"),
 }
 
+REMAT = ("none", "full", "products")  # False is the first, and True the second
 _LARGEST = 2**31 - 1  # XLA indexes axes by int32
 
 
@@ -50,7 +51,9 @@ class Options:
       parametrization: a name, or what `optim.parametrization` returns. None:
         "depth_mup" for residual branches of one layer, "completep" for deeper ones,
         "mup" without any.
-      remat: recompute blocks in the backward pass.
+      remat: recompute blocks in the backward pass: True or "full" for all of a block,
+        "products" for all but matrix products, convolutions and attention; False or
+        "none" for nothing.
       dtype: data type of the computation; statistics of normalizations, softmax and
         logits are at least float32.
       param_dtype: data type of the parameters.
@@ -65,7 +68,7 @@ class Options:
     base_width: int | None = None
     base_depth: int | None = None
     parametrization: str | optim.Parametrization | None = None
-    remat: bool = False
+    remat: bool | str = False
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
 
@@ -91,6 +94,11 @@ class Options:
                 raise ValueError(
                     f"{name}={value!r} must be a floating-point type, e.g. bfloat16"
                 )
+        if isinstance(self.remat, str) and self.remat not in REMAT:
+            names = ", ".join(map(repr, REMAT))
+            raise ValueError(
+                f"remat={self.remat!r} must be True or False, or one of {names}"
+            )
         a = getattr(self, "branch_multiplier", 1.0)
         if isinstance(a, int | float) and not 0 < a < math.inf:
             raise ValueError(f"branch_multiplier={a!r} must be a positive number")

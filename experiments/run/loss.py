@@ -10,10 +10,14 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int32, Key
 
+from mupax.zoo.families.decoder import Decoder
+
 Batch = dict[str, Array]
 Losses = tuple[Float[Array, ""], Float[Array, ""]]
 
 _cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+# Logits of a device that are computed at once (1 GiB in float32); more in chunks.
+_AT_ONCE = 2**28
 
 
 class Objective(Protocol):
@@ -64,15 +68,94 @@ class NextToken:
 
     label_smoothing: float = 0.0
 
-    def loss(self, model: nnx.Module, batch: Batch, key: Key[Array, ""]) -> Losses:
-        tokens = batch["tokens"]
-        return _mean_losses(model(tokens[:, :-1]), tokens[:, 1:], self.label_smoothing)
+    def loss(self, model: Any, batch: Batch, key: Key[Array, ""]) -> Losses:
+        tokens, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
+        chunks = _chunks(model, targets)
+        if chunks == 1:
+            return _mean_losses(model(tokens), targets, self.label_smoothing)
 
-    def score(self, model: nnx.Module, batch: Batch) -> Float[Array, " 3"]:
-        tokens = batch["tokens"]
-        logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
+        def part(features: Array, targets: Array) -> Losses:
+            return _mean_losses(model.logits(features), targets, self.label_smoothing)
+
+        features = _split(model.features(tokens), chunks)
+        return _mean_over_chunks(part, features, _split(targets, chunks))
+
+    def score(self, model: Any, batch: Batch) -> Float[Array, " 3"]:
+        tokens, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         counts = jnp.broadcast_to(batch["counts"][:, None], targets.shape)
-        return _sums(logits, targets, counts)
+        chunks = _chunks(model, targets)
+        if chunks == 1:
+            return _sums(model(tokens), targets, counts)
+
+        def part(features: Array, targets: Array, counts: Array) -> Array:
+            return _sums(model.logits(features), targets, counts)
+
+        parts = (_split(x, chunks) for x in (model.features(tokens), targets, counts))
+        return jax.lax.map(lambda part_: part(*part_), tuple(parts)).sum(0)
+
+
+def _chunks(model: nnx.Module, targets: Int32[Array, "batch time"]) -> int:
+    """Number of chunks of tokens whose logits are computed one after another."""
+    if not isinstance(model, Decoder):
+        return 1
+    batch, time = targets.shape
+    devices = max(1, jax.sharding.get_abstract_mesh().size)
+    needed = batch * time * model.plan["vocab"].size / (devices * _AT_ONCE)
+    # Chunks of time, so that each device keeps its own examples.
+    return next(
+        n for n in range(1, time + 1) if n >= min(needed, time) and time % n == 0
+    )
+
+
+def _split(x: Float[Array, "batch time *n"], chunks: int) -> Array:
+    """Chunks of time, shape (chunks, batch, time / chunks, ...)."""
+    batch, time, *rest = x.shape
+    return x.reshape(batch, chunks, time // chunks, *rest).swapaxes(0, 1)
+
+
+def _mean_over_chunks(
+    part: Callable[[Array, Array], Losses],
+    features: Float[Array, "chunks batch time n"],
+    targets: Int32[Array, "chunks batch time"],
+) -> Losses:
+    """The mean losses over chunks, which never holds the logits of two chunks.
+
+    The gradient of a chunk is computed beside its loss, while its logits exist, so that
+    no product of the readout is computed twice. The second loss has no gradient.
+
+    Args:
+      part: the losses of a chunk, from its features and targets. It may close over
+        parameters.
+      features: from `_split`.
+      targets: the same.
+    """
+    part, weights = jax.closure_convert(part, features[0], targets[0])
+
+    @jax.custom_vjp
+    def losses(weights: Any, features: Array, targets: Array) -> Losses:
+        every = jax.lax.map(lambda chunk: part(*chunk, *weights), (features, targets))
+        return jax.tree.map(jnp.mean, every)
+
+    def forward(weights: Any, features: Array, targets: Array) -> Any:
+        def of_chunk(weights: Any, features: Array, targets: Array) -> Losses:
+            return part(features, targets, *weights)
+
+        def add(sums: Any, chunk: Any) -> tuple[Any, Any]:
+            grad = jax.value_and_grad(of_chunk, (0, 1), has_aux=True)
+            losses, (of_weights, of_features) = grad(weights, *chunk)
+            return jax.tree.map(jnp.add, sums, of_weights), (losses, of_features)
+
+        zeros = jax.tree.map(jnp.zeros_like, weights)
+        sums, (every, of_features) = jax.lax.scan(add, zeros, (features, targets))
+        return jax.tree.map(jnp.mean, every), (sums, of_features)
+
+    def backward(grads: Any, cotangents: Any) -> Any:
+        factor = cotangents[0] / len(features)
+        return *jax.tree.map(lambda x: (factor * x).astype(x.dtype), grads), None
+
+    losses.defvjp(forward, backward)
+    value, plain = losses(weights, features, targets)
+    return value, jax.lax.stop_gradient(plain)
 
 
 def _mean_losses(

@@ -1,8 +1,8 @@
 """The runs of a task as one compiled program, over seeds and grid points.
 
-Accelerators train all runs at once, by `jax.vmap`. A CPU core trains one run after
-another, in the same program: a single run keeps the core busy, and its weights stay in
-the cache. Grid points are sharded over the local devices.
+Accelerators train all runs at once, by `jax.vmap` (`lanes`). A CPU core trains one run
+after another, in the same program: a single run keeps the core busy, and its weights
+stay in the cache. Grid points are sharded over the local devices.
 
 On CPUs a program with convolutions is one training step instead (`_Stepwise`): XLA
 has fast code for the gradients of convolutions, but not inside of loops.
@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from . import lanes
 
 if TYPE_CHECKING:
     from ..run.step import Hyper
@@ -191,8 +193,19 @@ def _together(
     state = every(keys, hyper)[0]
     first = {name: values[0] for name, values in hyper.items()}
     fixed = jax.vmap(lambda key: training.init(key, first)[1])(keys)
+    order = orders[0, 0]
+    of_one = jax.eval_shape(
+        lambda: (
+            jax.tree.map(lambda x: x[0, 0], state),
+            jax.tree.map(lambda x: x[0], fixed),
+            jax.tree.map(lambda x: x[order], examples),
+            first,
+            keys[0],
+        )
+    )
+    one = lanes.rewritten(training.step, len(keys) * len(steps), *of_one)
     # All points of a seed see the same batches.
-    points = jax.vmap(training.step, (0, None, None, 0, None))
+    points = jax.vmap(one, (0, None, None, 0, None))
     seeds = jax.vmap(points, (0, 0, 0, None, 0))
 
     def step(state: Any, batch: Any) -> Any:

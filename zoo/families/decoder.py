@@ -115,8 +115,7 @@ class Decoder(Transformer):
           ValueError: the sequence is longer than the context; the tokens have another
             shape, or are not whole numbers; or the model has no head.
         """
-        self.check_tokens(tokens)
-        return self._logits(self.run_blocks(self._embed(tokens), rngs))
+        return self.logits(self.features(tokens, rngs=rngs))
 
     def features(
         self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
@@ -235,7 +234,7 @@ class Decoder(Transformer):
         fits = (position >= 0) & (position <= length - time)
         x = jnp.where(fits, x, jnp.full_like(x, jnp.nan))
         x, cache = self.decode_blocks(x, cache, places)
-        return self._logits(x), cache
+        return self.logits(applied(self.norm, x)), cache
 
     def check_tokens(self, tokens: Int[Array, "batch time"]) -> None:
         """Raise a `ValueError` for tokens of another shape or dtype, or too many."""
@@ -276,19 +275,26 @@ class Decoder(Transformer):
             rows = jnp.take(table, positions, axis=0, mode="clip")
         return x + times(rows, self.position_multiplier)
 
-    def _logits(
-        self, x: Float[Array, "batch time embed"]
+    def logits(
+        self, features: Float[Array, "batch time embed"]
     ) -> Float[Array, "batch time vocab"]:
+        """Logits of the token that follows each token, float32 at least.
+
+        Args:
+          features: from `features`, of all tokens or of some.
+
+        Raises:
+          ValueError: the model has no head.
+        """
         if not self.head:
             raise ValueError(
                 f"this {type(self).__name__} has no head, so it computes no logits; "
                 "call model.features(tokens) instead"
             )
-        x = applied(self.norm, x)
         if self.readout is None:
-            logits = times(x @ self._table().T, self.tied_multiplier)
+            logits = times(features @ self._table().T, self.tied_multiplier)
         else:
-            logits = self.readout(x)
+            logits = self.readout(features)
         logits = logits * self.plan.output
         return logits.astype(single(logits.dtype))
 

@@ -20,6 +20,7 @@ from .basic import (
     Dense,
     LayerNorm,
     LayerScale,
+    Remat,
     RMSNorm,
     activation,
     numbers_of_blocks,
@@ -138,7 +139,7 @@ class BlockOptions:
     zero_init: bool = False
     dropout: float = 0.0
     drop_path: float = 0.0
-    remat: bool = False
+    remat: Remat = False
     attention: Implementation = "auto"
 
     def __post_init__(self) -> None:

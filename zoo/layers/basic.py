@@ -41,6 +41,9 @@ _ODD = ("identity", "tanh", "erf")  # mean zero for symmetric inputs
 _FLAT_AT_ZERO = ("relu", "relu6", "abs")  # JAX's derivative at zero is zero
 
 
+Remat = bool | str  # see `family.Options`
+
+
 def activation(name: str, option: str = "nonlinearity") -> Callable[[Array], Array]:
     """Look up a nonlinearity by name.
 
@@ -376,10 +379,10 @@ def call(
     block: nnx.Module,
     x: Float[Array, "*batch n"],
     *inputs: Any,
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "*batch m"]:
     """Apply one block that is not stacked; `remat` as in `scan`."""
-    if not remat and not is_gathering():
+    if remat in (False, "none") and not is_gathering():
         return shard_batch(block(shard_batch(x), *inputs))
     graph, *variables = nnx.split(block, _WEIGHTS, ...)
     x, state = _pure(graph, remat)(x, (*variables, inputs))
@@ -392,7 +395,7 @@ def scan(
     blocks: nnx.Module,
     x: Float[Array, "*batch n"],
     *inputs: Any,
-    remat: bool = False,
+    remat: Remat = False,
     lean: bool = False,
 ) -> Float[Array, "*batch n"]:
     """Apply stacked blocks one after another, traced and compiled once.
@@ -406,7 +409,7 @@ def scan(
       x: the residual stream.
       *inputs: pytrees of arrays with a leading axis of layers, e.g. random keys; None
         for no input.
-      remat: recompute each block in the backward pass instead of storing activations.
+      remat: what is recomputed in the backward pass, as of `family.Options`.
       lean: store the outputs of matrix products, and recompute cheap operations.
     """
     graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
@@ -422,7 +425,7 @@ def scan_keeping(
     x: Float[Array, "*batch n"],
     *inputs: Any,
     keep: Sequence[int],
-    remat: bool = False,
+    remat: Remat = False,
     lean: bool = False,
 ) -> Float[Array, "kept *batch n"]:
     """As `scan`, but return the residual stream after some of the blocks.
@@ -516,7 +519,7 @@ _WEIGHTS = nnx.Any(nnx.Param, Frozen)
 
 
 def _pure(
-    graph: nnx.GraphDef[Any], remat: bool, lean: bool = False, scanned: bool = False
+    graph: nnx.GraphDef[Any], remat: Remat, lean: bool = False, scanned: bool = False
 ) -> Callable[[Array, Any], tuple[Array, nnx.State[Any, Any]]]:
     """A block as a function of x and (weights, other variables, inputs).
 
@@ -533,10 +536,10 @@ def _pure(
 
     # Inside a loop XLA cannot merge the recomputation with the first computation.
     checkpoint = functools.partial(jax.checkpoint, prevent_cse=not scanned)
-    if remat:
+    if remat in (True, "full"):
         return checkpoint(run)
-    # Not on GPUs, where this would recompute flash attention.
-    if lean and platform() != "gpu":
+    # By default not on GPUs, where memory is plenty for what is cheap to recompute.
+    if remat == "products" or (lean and platform() != "gpu"):
         return checkpoint(run, policy=_saves_products)
     if is_gathering():
         return checkpoint(run, policy=saves_no_gathered_weight)
@@ -562,5 +565,8 @@ def _flat(state: nnx.State[Any, Any]) -> list[tuple[Any, nnx.Variable[Any]]]:
 
 def _saves_products(primitive: Any, *arguments: Any, **options: Any) -> bool:
     """A policy of `jax.checkpoint`: save outputs that are expensive to compute."""
-    costly = ("dot_general", "conv_general_dilated", "random_bits")
-    return primitive.name in costly
+    costly = (
+        *("dot_general", "conv_general_dilated", "random_bits"),
+        "dot_product_attention",  # of cuDNN
+    )
+    return bool(primitive.name.startswith(costly))

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from ..family import Family, ResidualOptions
-from .basic import ACTIVATIONS, call, numbers_of_blocks, scan, stack
+from .basic import ACTIVATIONS, Remat, call, numbers_of_blocks, scan, stack
 from .conv import Conv, antialiased, check_images, half
 from .squeeze import SqueezeExcite
 
@@ -131,10 +131,10 @@ class Stage(nnx.Module):
     Args:
       first: the first block.
       rest: the other blocks, stacked along a leading axis; None for no others.
-      remat: recompute blocks in the backward pass.
+      remat: as of `scan`.
     """
 
-    def __init__(self, first: nnx.Module, rest: nnx.Module | None, *, remat: bool):
+    def __init__(self, first: nnx.Module, rest: nnx.Module | None, *, remat: Remat):
         self.first = first
         self.rest = rest
         self.remat = remat
