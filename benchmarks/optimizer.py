@@ -67,11 +67,11 @@ def vit(width: int, depth: int) -> dict:
     )
 
 
-def make_scales() -> optim.Scales:
-    """Scales of ViT-B from a base of a quarter of its width and depth."""
+def make_scales(width: int = WIDTH, depth: int = DEPTH) -> optim.Scales:
+    """Scales of a ViT, by default ViT-B, from a base of a quarter of both sizes."""
     return optim.infer_scales(
-        vit(WIDTH // 4, DEPTH // 4),
-        vit(WIDTH, DEPTH),
+        vit(width // 4, depth // 4),
+        vit(width, depth),
         axes=AXES,
         parametrization="depth_mup",
     )
@@ -101,7 +101,26 @@ class Step:
         return time.perf_counter() - start, params, state
 
 
+def times(ours: Step, theirs: Step, params: dict, pairs: int) -> list[list[float]]:
+    """Seconds of the updates of each, in pairs of alternating order."""
+    grads = jax.tree.map(lambda p: p / 2, params)
+    # Both use the same buffers, because their location changes times by a few percent.
+    state, ours.state, theirs.state = ours.state, [], []
+    columns: dict[Step, list[float]] = {ours: [], theirs: []}
+    for pair in range(pairs + 3):
+        for step in (ours, theirs) if pair % 2 else (theirs, ours):
+            seconds, params, state = step(params, state, grads)
+            columns[step].append(seconds)
+    return [column[3:] for column in columns.values()]
+
+
+def filled(shapes: dict) -> dict:
+    """Parameters of these shapes."""
+    return jax.tree.map(lambda s: jnp.full(s.shape, 0.02), shapes)
+
+
 def main() -> None:
+    """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=100)
     pairs = parser.parse_args().pairs
@@ -110,8 +129,7 @@ def main() -> None:
     start = time.perf_counter()
     scales = make_scales()
     building = time.perf_counter() - start
-    params = jax.tree.map(lambda s: jnp.full(s.shape, 0.02), vit(WIDTH, DEPTH))
-    grads = jax.tree.map(lambda p: p / 2, params)
+    params = filled(vit(WIDTH, DEPTH))
     ours = Step(optim.adamw(1e-3, scales, weight_decay=0.05), params)
     theirs = Step(optax.adamw(1e-3, weight_decay=0.05), params)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -120,14 +138,7 @@ def main() -> None:
     print(f"state: {ours.bytes} bytes, Optax's {theirs.bytes}")
     print(f"memory moved: {ours.moved:.4g} bytes, Optax's {theirs.moved:.4g}")
 
-    # Both use the same buffers, because their location changes times by a few percent.
-    state, theirs.state = ours.state, []
-    times: dict[Step, list[float]] = {ours: [], theirs: []}
-    for pair in range(pairs + 3):
-        for step in (ours, theirs) if pair % 2 else (theirs, ours):
-            seconds, params, state = step(params, state, grads)
-            times[step].append(seconds)
-    columns = times[ours][3:], times[theirs][3:]
+    columns = times(ours, theirs, params, pairs)
     ratios = sorted(a / b for a, b in zip(*columns, strict=True))
     ms = [1e3 * statistics.median(column) for column in columns]
     print(f"update: {ms[0]:.2f} ms, Optax's {ms[1]:.2f} ms (medians)")

@@ -6,8 +6,9 @@ Trains 24 runs (12 learning rates, 2 seeds) of the residual MLP on digits, 200 s
 batch 64, by mupax and by plain JAX and Optax, in pairs, because the machine's speed
 drifts. Then measures the time to trace and compile at depths 8 and 512, and the
 arithmetic rate at width 256 relative to a matrix product. With `--torch`, the Python of
-an environment with torch and mup, three runs each by those, in the same pairs; there
-also for the larger grid that tunes a base model, with 4 branch multipliers and 4 seeds.
+an environment with torch and mup, three runs by one process of a single thread per
+core, in pairs with the same grid and with the larger one that tunes a base model, of 4
+branch multipliers and 4 seeds.
 Results: docs/performance.md. On CPUs `mupax sweep` uses one device per core; here set
 JAX_NUM_CPU_DEVICES=2.
 """
@@ -200,42 +201,58 @@ def rate_of_arithmetic(data: datasets.ImageData) -> None:
     print(f"share, median of 3: {statistics.median(shares):.2f}")
 
 
-def against_torch(python: str, data: datasets.ImageData) -> None:
-    """Print the ratio of runs per minute, mupax over PyTorch with mup."""
+def against_torch(
+    python: str, data: datasets.ImageData, depths: list[int], pairs: int
+) -> None:
+    """Print how many times as many runs mupax trains as PyTorch with mup.
+
+    Both use as many cores: a device of JAX each, and a process of torch each.
+    """
     script = pathlib.Path(__file__).parent / "torch_mup.py"
     multipliers = {"branch_multiplier": (0.5, 1.0, 2.0, 4.0)}
+    cores = jax.local_device_count()
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "data.npz")
         images = np.asarray(
             datasets.normalize(data.train_images, data.mean, data.std), np.float32
         )
         np.savez(file, images=images, labels=data.train_labels)
-        for depth in (8, 64):
+        for depth in depths:
             small = job(depth)
             tuned = dataclasses.replace(
                 small, seeds=4, grid={**small.grid, **multipliers}
             )
-            ratios: dict[int, list[float]] = {small.runs: [], tuned.runs: []}
-            for _ in range(3):
+            ratios: dict[int, list[np.ndarray]] = {small.runs: [], tuned.runs: []}
+            for _ in range(pairs):
                 command = [python, str(script), str(file), f"--depth={depth}"]
-                out = subprocess.run(
-                    command, capture_output=True, check=True, text=True
-                )
-                theirs = statistics.median(json.loads(out.stdout.splitlines()[-1]))
+                running = [
+                    subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+                    for _ in range(cores)
+                ]
+                runs = [
+                    json.loads(process.communicate()[0].splitlines()[-1])
+                    for process in running
+                ]
+                theirs = np.median(np.concatenate(runs), 0) / [cores, 1]
                 for cell in (small, tuned):
                     datasets.batch_indices.cache_clear()
-                    start = time.perf_counter()
+                    start = time.perf_counter(), time.process_time()
                     engine.run(cell, data)
-                    ours = (time.perf_counter() - start) / cell.runs
+                    end = time.perf_counter(), time.process_time()
+                    ours = np.subtract(end, start) / cell.runs
                     ratios[cell.runs].append(theirs / ours)
                     print(
-                        f"depth {depth}, {cell.runs} runs: {ours:.3f} s each, of torch "
-                        f"{theirs:.2f} s"
+                        f"depth {depth}, {cell.runs} runs on {cores} cores: "
+                        f"{ours[0]:.3f} s each, of torch {theirs[0]:.3f} s; processor "
+                        f"time {ours[1]:.3f} and {theirs[1]:.3f} s",
+                        flush=True,
                     )
-            for runs, measured in ratios.items():
+            for count, measured in ratios.items():
+                wall, processor = np.median(measured, 0)
                 print(
-                    f"depth {depth}, {runs} runs, as many a minute, median of 3: "
-                    f"{statistics.median(measured):.1f} times"
+                    f"depth {depth}, {count} runs, as many in the same time, median of "
+                    f"{pairs}: {wall:.1f} times; in the same processor time "
+                    f"{processor:.1f} times"
                 )
 
 
@@ -243,6 +260,8 @@ def main() -> None:
     """Print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", help="the Python of torch and mup")
+    parser.add_argument("--depths", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--pairs", type=int, default=3, help="with torch")
     parser.add_argument("--only", choices=("plain", "processor", "arithmetic", "torch"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -255,7 +274,7 @@ def main() -> None:
     if given.only in (None, "arithmetic"):
         rate_of_arithmetic(data)
     if given.torch:
-        against_torch(given.torch, data)
+        against_torch(given.torch, data, given.depths, given.pairs)
 
 
 if __name__ == "__main__":

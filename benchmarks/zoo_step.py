@@ -7,8 +7,8 @@ donated. The models are ResNet-18 with the stem for small images, and ViT-Ti wit
 patches of 4 (65 tokens), on 32x32 pixels. Ours are from `zoo.create`, updated by
 `optim.adamw`. The others use Flax NNX's own layers (benchmarks/plain.py), unrolled, and
 `optax.adamw`. Steps run in pairs of alternating order; the median of the paired ratios
-should be at most 1.02. With `--torch`, the Python of an environment with torch,
-torchvision and timm, their networks are measured on the same machine.
+should be at most 1.02. With `--torch`, the Python of an environment with torch
+and torchvision, benchmarks/torch_step.py is measured on the same machine.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from mupax import optim, zoo
 from . import plain
 
 BATCH, PIXELS, CLASSES = 64, 32, 10
+VIT = {"pixels": PIXELS, "patch": 4, "width": 192, "depth": 12, "heads": 3}
 
 
 def our_resnet() -> nnx.Module:
@@ -36,7 +37,7 @@ def our_resnet() -> nnx.Module:
 
 
 def their_resnet() -> nnx.Module:
-    return plain.ResNet18(CLASSES, nnx.Rngs(0))
+    return plain.ResNet(depth=18, classes=CLASSES, rngs=nnx.Rngs(0))
 
 
 def our_vit() -> nnx.Module:
@@ -44,15 +45,7 @@ def our_vit() -> nnx.Module:
 
 
 def their_vit() -> nnx.Module:
-    return plain.ViT(
-        pixels=PIXELS,
-        patch=4,
-        width=192,
-        depth=12,
-        heads=3,
-        classes=CLASSES,
-        rngs=nnx.Rngs(0),
-    )
+    return plain.ViT(**VIT, classes=CLASSES, rngs=nnx.Rngs(0))
 
 
 def images() -> tuple[jax.Array, jax.Array]:
@@ -145,7 +138,7 @@ def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--torch", help="a Python with torch, torchvision and timm")
+    parser.add_argument("--torch", help="a Python with torch and torchvision")
     parser.add_argument("--only", choices=("resnet", "vit"))
     args = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}, batch {BATCH}, {PIXELS} pixels, float32")
@@ -154,12 +147,19 @@ def main() -> None:
     if args.only != "resnet":
         compare("ViT-Ti (patches of 4)", our_vit, their_vit, args.pairs)
     if args.torch:
-        command = [args.torch, "-m", "benchmarks.torch_step", f"--steps={args.pairs}"]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        for name, (clock, processor) in json.loads(done.stdout).items():
+        for name, kind, sizes in (
+            ("ResNet-18", "resnet", {"depth": 18, "classes": CLASSES}),
+            ("ViT-Ti", "vit", VIT | {"classes": CLASSES}),
+        ):
+            case = {"kind": kind, "sizes": sizes, "batch": BATCH, "pixels": PIXELS}
+            words = ["-m", "benchmarks.torch_step", f"--steps={args.pairs}"]
+            command = [args.torch, *words, json.dumps([case])]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            took = json.loads(done.stdout)
             print(
-                f"{name}: {clock:.0f} ms by the clock, {processor:.0f} ms of processor "
-                f"time (medians of {args.pairs})"
+                f"torch {took['torch']}, {name}: {took['ms']:.0f} ms by the clock, "
+                f"{took['processor_ms']:.0f} ms of processor time (medians of "
+                f"{args.pairs})"
             )
 
 
