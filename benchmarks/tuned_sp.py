@@ -2,6 +2,7 @@
 
     python -m benchmarks.tuned_sp resmlp     # trains, and adds to the table
     python -m benchmarks.tuned_sp gpt --dataset text:FILE
+    python -m benchmarks.tuned_sp cnn --data_dir DIR
     python -m benchmarks.tuned_sp            # writes the page, from the table
 
 Four ways to train a model of some size, each with the same number of seeds:
@@ -19,15 +20,17 @@ import argparse
 import collections
 import csv
 import dataclasses
+import functools
 import math
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping
+from types import ModuleType
 
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from mupax.configs import digits_resmlp, gpt_sweep
+from mupax.configs import cnn_sweep, digits_resmlp, gpt_sweep, vit_sweep
 from mupax.experiments.sweep import command
 
 FOLDER = pathlib.Path(__file__).parent
@@ -80,6 +83,19 @@ def _gpt() -> ConfigDict:
     return config
 
 
+def _images(module: ModuleType) -> ConfigDict:
+    config = module.get_config()
+    config.schedule.name = "cosine"
+    config.schedule.warmup = 20
+    config.model.width = 64
+    config.sweep.choices = ()
+    return config
+
+
+_FACTORS = {"hidden": "2**[-2:4:2]", "input": "2**[-2:4:2]"}  # of the images' models
+
+# Sizes, grids and seeds of "cnn" and "vit" were fixed after a pilot of one seed, which
+# searched for the learning rate of the base.
 COMPARISONS = {
     "resmlp": Comparison(
         config=digits_resmlp.get_config,
@@ -102,10 +118,34 @@ COMPARISONS = {
         depths=(2, 8),
         tuning_seeds=2,
     ),
+    "cnn": Comparison(
+        config=functools.partial(_images, cnn_sweep),
+        law="depth_mup",
+        groups={"hidden": "role:hidden", "input": "role:input"},
+        factors=_FACTORS,
+        rates="2**[-9:-4]",
+        sp_rates="2**[-9:-4.5:0.5]",
+        widths=(64, 128),
+        depths=(3, 12),
+        tuning_seeds=2,
+    ),
+    "vit": Comparison(
+        config=functools.partial(_images, vit_sweep),
+        law="completep",
+        groups={"hidden": "role:hidden", "input": "role:input"},
+        factors=_FACTORS,
+        rates="2**[-12:-7]",
+        sp_rates="2**[-12:-7.5:0.5]",
+        widths=(64, 128),
+        depths=(2, 8),
+        tuning_seeds=2,
+    ),
 }
 
 
-def train(name: str, folder: pathlib.Path, dataset: str | None) -> None:
+def train(
+    name: str, folder: pathlib.Path, dataset: str | None, data_dir: str | None
+) -> None:
     """Tune the base, train every size in every way, and write the means."""
     compared = COMPARISONS[name]
     axes = {f"{group}/{RATE}": grid for group, grid in compared.factors.items()}
@@ -117,6 +157,7 @@ def train(name: str, folder: pathlib.Path, dataset: str | None) -> None:
         if "target" in config:
             del config.target
         config.dataset = dataset or config.dataset
+        config.data_dir = data_dir
         config.modules = ConfigDict(
             {
                 group: {"pattern": pattern}
@@ -280,9 +321,11 @@ def main() -> None:
     parser.add_argument("model", nargs="?", choices=list(COMPARISONS))
     parser.add_argument("--workdir", default="runs/tuned_sp")
     parser.add_argument("--dataset")
+    parser.add_argument("--data_dir")
     given = parser.parse_args()
     if given.model:
-        train(given.model, pathlib.Path(given.workdir, given.model), given.dataset)
+        folder = pathlib.Path(given.workdir, given.model)
+        train(given.model, folder, given.dataset, given.data_dir)
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n\n{page()}\n\n{END}{after}")
