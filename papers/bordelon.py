@@ -110,6 +110,9 @@ def _figure(
     return Figure(key, "Bordelon", name, claim, draw, parts, how, **more)
 
 
+_SHALLOW = "depths 1 and 4, images of 8 x 8 pixels"
+_WITH_BATCH_NORM = "the networks with batch norm, of four seeds"
+
 FIGURES = [
     _figure(
         "1",
@@ -125,6 +128,8 @@ FIGURES = [
         claims.norm_is_not_enough,
         (_resnets("mup batch", "depth_mup batch", "depth_mup none"),),
         _STAGES,
+        small=_SHALLOW,
+        decided_by=_WITH_BATCH_NORM,
     ),
     _figure(
         "3",
@@ -189,12 +194,14 @@ FIGURES = [
             _equal_sizes(12, "(32,64)", "(32,)", "(64,)", "(256,512)"),
             _equal_sizes(21, "(24,48)", "(24,)", "(48,)", "(192,384)"),
         ),
+        small="at twice the widths, and after 5 epochs, the claim agrees",
     ),
     _figure(
         "B.2",
         "SP and μP do not transfer over depth",
         claims.without_scaling,
         (_CNN.about("mup"), _SP),
+        decided_by="μP, of four seeds",
     ),
     _figure(
         "B.3",
@@ -205,6 +212,7 @@ FIGURES = [
                 "rate", {"sweep.axes.learning_rate": "2**[-9:-5:1]"}, sizes.TWO_DEPTHS
             ),
         ),
+        small="width 16; the paper's is 512",
     ),
     _figure(
         "B.4",
@@ -223,6 +231,8 @@ FIGURES = [
         functools.partial(claims.norm_helps, norm="batch", label="batch norm"),
         (_resnets("mup none", "mup batch", "depth_mup batch"),),
         _STAGES,
+        small=_SHALLOW,
+        decided_by=_WITH_BATCH_NORM,
     ),
     Figure(
         id="bordelon-b.6",

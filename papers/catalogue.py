@@ -8,7 +8,7 @@ from mupax.experiments.errors import UserError, nearest
 from mupax.experiments.sweep import space
 
 from . import bordelon, draw, jelassi, numbers, rows, tp6, training, yaida
-from .registry import Drawing, Figure
+from .registry import Drawing, Figure, judged
 from .request import DRAWN, Request
 
 DATA = pathlib.Path(__file__).parent / "data"  # the tables
@@ -24,7 +24,7 @@ def run(name: str, request: Request) -> str:
     """Draw a figure into the request's folder.
 
     Returns:
-      Its verdict: claim, measured number and whether they agree, in one line.
+      Its verdict: claim, measured number and label, in one line.
 
     Raises:
       UserError: an unknown id, a figure that is not drawn here, data that is not
@@ -47,7 +47,7 @@ def run(name: str, request: Request) -> str:
     draw.prepare(request.folder)
     drawing = drawn(figure, request)
     draw.write(request.folder, figure, drawing)
-    return verdict(figure, drawing.ours, drawing.agrees)
+    return verdict(figure, dataclasses.replace(drawing, scale=request.scale))
 
 
 def drawn(figure: Figure, request: Request) -> Drawing:
@@ -70,7 +70,8 @@ def drawn(figure: Figure, request: Request) -> Drawing:
     shown = [p.shown(table) for p, table in zip(figure.parts, tables, strict=True)]
     drawing = figure.draw(*(table.data for table in shown))
     length = "; ".join(dict.fromkeys(table.length for table in shown))
-    return dataclasses.replace(drawing, length=length)
+    seeds = min(len(p.loss) for table in shown for p in table.data.populations)
+    return dataclasses.replace(drawing, length=length, seeds=seeds)
 
 
 def from_data(figure: Figure, request: Request) -> Drawing | None:
@@ -91,10 +92,17 @@ def from_data(figure: Figure, request: Request) -> Drawing | None:
     return None
 
 
-def verdict(figure: Figure, ours: str, agrees: bool | None) -> str:
-    """One line: the paper's claim, the measured number, and the verdict."""
-    word = {True: "agrees", False: "DOES NOT AGREE", None: "CANNOT TELL"}[agrees]
-    return f"{figure.id}: {figure.claim} | here: {ours} | {word}"
+def verdict(figure: Figure, drawing: Drawing) -> str:
+    """One line: the paper's claim, the measured number, and the label."""
+    return (
+        f"{figure.id}: {figure.claim} | here: {drawing.ours} | {word(figure, drawing)}"
+    )
+
+
+def word(figure: Figure, drawing: Drawing) -> str:
+    """The label of a claim and its reason, e.g. "undecided: two seeds"."""
+    label, reason = judged(figure, drawing)
+    return f"{label}: {reason}" if reason else str(label)
 
 
 def why_not(figure: Figure) -> str:

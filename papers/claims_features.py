@@ -59,7 +59,8 @@ class Kappas(Numbers):
             f"{self.steps[-1]:,} steps, width {width}, depth "
             f"{', '.join(map(str, self.depths))}, {seeds} seeds, a = {self.best:g}"
         )
-        return Drawing(panels, ours, curves.conjunction(*answers), length)
+        agrees = curves.conjunction(*answers)
+        return Drawing(panels, ours, agrees, length, seeds=seeds)
 
 
 def diversity(numbers: Numbers) -> Drawing:
@@ -185,8 +186,8 @@ def _line(label: str, rows: Numbers, over: str, column: str = "kappa") -> Line:
 
 
 def _text(kappa: curves.Interval, form: str = ".2f") -> str:
-    """E.g. "0.49 ± 0.01", with half of the 95 % interval."""
-    return f"{kappa.value:{form}} ± {kappa.wide:{form.lstrip('+')}}"
+    """E.g. "0.49 ± 0.01", with the standard error."""
+    return f"{kappa.value:{form}} ± {kappa.error:{form.lstrip('+')}}"
 
 
 def _diverse(kappas: Sequence[curves.Interval]) -> list[bool | None]:

@@ -53,7 +53,7 @@ def ode_moves(data: SweepData) -> Drawing:
     gap = curves.gaps(list(zip(losses, others, strict=True)))[-1]
     ours = (
         f"{curves.describe({'ODE': ode})}; loss at depth {ode.sizes[-1]} {losses[-1]}, "
-        f"of Depth-μP {others[-1]}, difference {gap} (95 %, seed by seed)"
+        f"of Depth-μP {others[-1]}, difference {gap} (seed by seed)"
     )
     agrees = curves.conjunction(curves.moves(ode), curves.lower(others, losses)[-1])
     panels = curves.panels({_TITLES["ode"]: ode, _TITLES["depth_mup"]: deep})
@@ -215,7 +215,7 @@ def valley_turns(data: SweepData) -> Drawing:
     panels.append(_slopes_by_rate(populations, names))
     first, last = (slopes.get(depth) for depth in ends)
     steep = [
-        f"{s.value:.2f} ± {s.wide:.2f}" if s else "no valley" for s in (first, last)
+        f"{s.value:.2f} ± {s.error:.2f}" if s else "no valley" for s in (first, last)
     ]
     ours = (
         f"slope {steep[0]} at depth {ends[0]} (agrees within ½ of -2) and {steep[1]} "

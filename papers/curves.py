@@ -115,9 +115,13 @@ def panels(transfers: Mapping[str, Transfer], axis: str = "depth") -> list[Panel
 def drawing(
     transfers: Mapping[str, Transfer], *answers: bool | None, axis: str = "depth"
 ) -> Drawing:
-    """The verdicts, a panel for each; they agree with a claim if all answers hold."""
+    """The verdicts, a panel for each; they agree with a claim if all answers hold.
+
+    The first answer is that of the rule, if the claim compares it with a control.
+    """
     agrees = conjunction(*answers)
-    return Drawing(panels(transfers, axis), describe(transfers), agrees)
+    ours = describe(transfers)
+    return Drawing(panels(transfers, axis), ours, agrees, keeps=answers[0])
 
 
 def shift_panel(transfers: Mapping[str, Transfer]) -> Panel:
@@ -242,10 +246,12 @@ class Interval:
     Attributes:
       value: the estimate.
       wide: half the width of the interval; infinite for one seed.
+      error: standard error, which "±" shows.
     """
 
     value: float
     wide: float
+    error: float = math.nan
 
     @property
     def negative(self) -> bool | None:
@@ -274,8 +280,8 @@ class Interval:
 
     def __str__(self) -> str:
         """A difference of log losses as shares of the loss, e.g. "-1.3% ± 0.4%"."""
-        wide = f" ± {self.wide:.1%}" if np.isfinite(self.wide) else ""
-        return f"{np.expm1(self.value):+.1%}{wide}"
+        error = f" ± {self.error:.1%}" if np.isfinite(self.error) else ""
+        return f"{np.expm1(self.value):+.1%}{error}"
 
 
 def interval(
@@ -288,7 +294,7 @@ def interval(
     if freedom <= 0 or not np.isfinite(error):
         return Interval(value, np.inf)
     level = 1 - 0.025 / chosen_of
-    return Interval(value, float(stats.t.ppf(level, freedom)) * error)
+    return Interval(value, float(stats.t.ppf(level, freedom)) * error, error)
 
 
 def over_seeds(values: np.ndarray, chosen_of: int = 1) -> Interval:

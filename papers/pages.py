@@ -21,14 +21,13 @@ from mupax.experiments.sweep.verdict import Transfer, listed
 
 from . import catalogue, draw, summaries, tables
 from .parts import Part
-from .registry import BEYOND, Drawing, Figure
+from .registry import BEYOND, Drawing, Figure, Label, judged
 from .request import DRAWN, SCALES, Request
 
 _COMMAND = "python -m papers pages"
 END = "<!-- end -->"
 Claims = list[tuple[Figure, Drawing | None]]
 _WIDTH = 100  # of printed lines
-_WORDS = {True: "agrees", False: "**does not agree**", None: "cannot tell"}
 
 
 def write(folder: pathlib.Path, data: pathlib.Path) -> None:
@@ -120,11 +119,10 @@ def _verdicts(claims: Claims) -> list[str]:
     """The number of claims of each verdict, and a table of them."""
     drawn = [(f, d) for f, d in claims if d is not None]
     missing = [f for f, d in claims if d is None]
-    count = collections.Counter(drawing.agrees for _, drawing in drawn)
+    count = collections.Counter(judged(*claim)[0] for claim in drawn)
+    found = (f"{label}: {count[label]}" for label in Label if count[label])
     lines = [
-        f"{len(drawn)} of {len(claims)} claims have tables. The measurements agree "
-        f"with {count[True]}, do not agree with {count[False]}, and cannot tell for "
-        f"{count[None]}.",
+        f"{len(drawn)} of {len(claims)} claims have tables. {'; '.join(found)}.",
         "",
         "| | the claim | measured here | trained | verdict |",
         "|---|---|---|---|---|",
@@ -136,7 +134,7 @@ def _verdicts(claims: Claims) -> list[str]:
             f"{figure.number}: {figure.claim}",
             drawing.ours,
             length,
-            _WORDS[drawing.agrees],
+            catalogue.word(figure, drawing),
         )
         lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     if missing:

@@ -1,6 +1,7 @@
 """A figure: a claim of a paper, and how it is drawn and checked."""
 
 import dataclasses
+import enum
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
@@ -65,6 +66,9 @@ class Drawing:
       agrees: whether the claim holds; None if the numbers cannot tell.
       length: steps, sizes and seeds of the training; "" if nothing was trained.
       scale: scale of the tables from which it was drawn; "" without tables.
+      keeps: where a claim compares a rule with a control, whether the rule's part
+        holds.
+      seeds: the fewest seeds of any size and parametrization; 0 if nothing was trained.
     """
 
     panels: Sequence[Panel]
@@ -72,6 +76,8 @@ class Drawing:
     agrees: bool | None
     length: str = ""
     scale: str = ""
+    keeps: bool | None = None
+    seeds: int = 0
 
 
 BEYOND = "Beyond the papers"  # of a figure, in place of a paper
@@ -94,6 +100,9 @@ class Figure:
       base: of a figure that trains networks by itself, the sweep that tunes them.
       measure: computes the table of a figure without parts.
       table: name of this table; by default the figure's id.
+      untested: what the claim needs and our runs lack, if they do not test it.
+      small: why our sizes, if the claim fails here, are no evidence against the paper.
+      decided_by: the runs that decide, if others in the picture have two seeds.
     """
 
     id: str
@@ -107,10 +116,48 @@ class Figure:
     base: Part | None = None
     measure: Callable[[Request], Sequence[Row]] | None = None
     table: str = ""
+    untested: str = ""
+    small: str = ""
+    decided_by: str = ""
 
     def path(self, request: Request) -> pathlib.Path:
         """The file of the numbers of a figure without parts."""
         return request.tables / request.scale / f"{self.table or self.id}.csv"
+
+
+class Label(enum.StrEnum):
+    """What a figure's numbers say about its claim."""
+
+    AGREES = "agrees"
+    AGAINST = "evidence against the paper"
+    SMALL = "our size is too small"
+    UNDECIDED = "undecided"
+    UNTESTED = "not tested"
+    FAILS = "the rule fails"
+    CONTROL = "the control transfers as well"
+
+
+def judged(figure: Figure, drawing: Drawing) -> tuple[Label, str]:
+    """The label of a claim, and its reason or "".
+
+    A claim is undecided with two seeds, whatever they say. What our sizes lack does not
+    count at the scale "paper".
+    """
+    smaller = drawing.scale != "paper"
+    if figure.untested and smaller:
+        return Label.UNTESTED, figure.untested
+    if drawing.seeds == 2 and not figure.decided_by:
+        return Label.UNDECIDED, "two seeds"
+    if drawing.agrees is None:
+        return Label.UNDECIDED, ""
+    if drawing.agrees:
+        return Label.AGREES, ""
+    if figure.paper == BEYOND:
+        failed = drawing.keeps is not None and not drawing.keeps
+        return (Label.FAILS if failed else Label.CONTROL), ""
+    if figure.small and smaller:
+        return Label.SMALL, figure.small
+    return Label.AGAINST, ""
 
 
 def beyond(

@@ -46,13 +46,15 @@ def both_axes(data: SweepData) -> Drawing:
     """Depth-μP keeps the optimum over depth and over width."""
     depth = curves.judge(data, "depth_mup")
     width = curves.judge(data, "depth_mup", "width")
+    kept = curves.conjunction(curves.stays(depth), curves.stays(width))
     return Drawing(
         [
             curves.panel("Over depth", depth.cells),
             curves.panel("Over width", width.cells, "width"),
         ],
         curves.describe({"over depth": depth, "over width": width}),
-        curves.conjunction(curves.stays(depth), curves.stays(width)),
+        kept,
+        keeps=kept,
     )
 
 

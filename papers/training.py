@@ -27,6 +27,7 @@ def follows(unscaled: SweepData, scaled: SweepData) -> Drawing:
         f"{curves.describe(transfers)}; loss at the base's optimum, small to large: "
         f"with the rule {_losses(ruled)}, without it {_losses(plain)}",
         curves.conjunction(curves.stays(ruled), curves.moves(plain)),
+        keeps=curves.stays(ruled),
     )
 
 

@@ -9,6 +9,7 @@ from mupax.experiments.cli import flags
 from papers import __main__ as cli
 from papers import catalogue, numbers
 from papers.catalogue import DATA
+from papers.registry import Drawing, Label, judged
 from papers.request import Request
 
 TP6 = [f"tp6-{k}" for k in range(1, 20)]
@@ -59,8 +60,45 @@ def test_a_directory_that_cannot_be_made_is_said_before_drawing(tmp_path, capsys
 
 def test_a_verdict_follows_the_numbers():
     figure = catalogue.figures()["jelassi-1"]
-    lines = [catalogue.verdict(figure, "1", agrees) for agrees in (True, False)]
-    assert [line.rsplit("| ")[-1] for line in lines] == ["agrees", "DOES NOT AGREE"]
+    drawings = [Drawing([], "1", agrees) for agrees in (True, False, None)]
+    lines = [catalogue.verdict(figure, drawing) for drawing in drawings]
+    words = ["agrees", "evidence against the paper", "undecided"]
+    assert [line.rsplit("| ")[-1] for line in lines] == words
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "label", "reason"),
+    [
+        ("tp6-5", {}, Label.AGAINST, ""),
+        ("tp6-5", {"seeds": 2}, Label.UNDECIDED, "two seeds"),
+        ("tp6-4", {"seeds": 2}, Label.AGAINST, ""),  # others decide
+        ("tp6-16", {}, Label.SMALL, "width 32"),
+        ("tp6-16", {"scale": "paper"}, Label.AGAINST, ""),
+        ("tp6-10", {"seeds": 2}, Label.UNTESTED, "depth 64"),
+        ("tp6-10", {"agrees": True, "scale": "paper"}, Label.AGREES, ""),
+        ("decay", {"keeps": True}, Label.CONTROL, ""),
+        ("decay", {}, Label.CONTROL, ""),
+        ("decay", {"keeps": False}, Label.FAILS, ""),
+    ],
+)
+def test_a_claim_that_fails_says_what_failed(name, more, label, reason):
+    figure = catalogue.figures()[name]
+    drawing = Drawing(**{"panels": [], "ours": "", "agrees": False} | more)
+    found, why = judged(figure, drawing)
+    assert found is label
+    assert reason in why
+    assert bool(reason) == bool(why)
+
+
+def test_reasons_are_those_of_claims_that_need_them():
+    """Seeds and runs that are added later may make a reason untrue."""
+    at = Request("laptop", tables=DATA, from_data=True)
+    for figure in catalogue.figures().values():
+        drawing = catalogue.from_data(figure, at)
+        if figure.untested or figure.small:
+            assert drawing.agrees is not True, figure.id
+        if figure.decided_by:
+            assert drawing.seeds == 2, figure.id
 
 
 def check_solved(name, folder, capsys):
@@ -69,7 +107,7 @@ def check_solved(name, folder, capsys):
     assert "<svg" in (folder / f"{name}.svg").read_text()
     figure = catalogue.figures()[name]
     known = catalogue.drawn(figure, Request("laptop", tables=DATA, from_data=True))
-    word = catalogue.verdict(figure, "", known.agrees).rpartition("|")[2]
+    word = catalogue.verdict(figure, known).rpartition("|")[2]
     assert capsys.readouterr().out.rstrip().endswith(f"|{word}")
 
 
