@@ -125,7 +125,7 @@ COMPARISONS = {
         factors=_FACTORS,
         rates="2**[-9:-4]",
         sp_rates="2**[-9:-4.5:0.5]",
-        widths=(64, 128),
+        widths=(64, 128, 256),
         depths=(3, 12),
         tuning_seeds=2,
     ),

@@ -246,8 +246,7 @@ def length_note(config: SweepConfig) -> str:
         return ""
     return (
         f"The target trains on {ratio:.3g} times as many examples as the sweep's runs, "
-        "with the same hyperparameters; --config.target.length_rule=True adjusts them "
-        "(docs/howto/batch_size.md)"
+        "with the same hyperparameters (docs/howto/batch_size.md)"
     )
 
 

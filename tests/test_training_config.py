@@ -73,18 +73,30 @@ def test_a_batch_beyond_the_critical_size_is_an_error():
 
 
 def test_a_target_follows_the_batch_size_and_if_asked_the_length():
-    wanted = ("batch_size=16", "target.batch_size=64", "target.steps=120")
+    wanted = ("batch_size=16", "target.batch_size=32", "target.steps=120")
     config = transfer.parse(toy("transfer", *wanted))
     assert config.base.training == optim.TrainingScale()
-    assert config.target.training == optim.TrainingScale(4.0, 1.0)
-    assert "length_rule=True" in transfer.length_note(config)
+    assert config.target.training == optim.TrainingScale(2.0, 1.0)
+    assert "8 times as many examples" in transfer.length_note(config)
     config = transfer.parse(toy("transfer", *wanted, "target.length_rule=True"))
-    assert config.target.training == optim.TrainingScale(4.0, 16.0)
+    assert config.target.training == optim.TrainingScale(2.0, 8.0)
     assert transfer.length_note(config) == ""
 
 
+@pytest.mark.parametrize(("size", "ratio"), [(33, "2.06"), (64, "4"), (7, "0.438")])
+def test_beyond_twice_the_batch_size_an_error_says_to_sweep_again(size, ratio):
+    wanted = ("batch_size=16", f"target.batch_size={size}")
+    with pytest.raises(UserError, match=rf"{size} is {ratio} times the 16") as error:
+        transfer.parse(toy("transfer", *wanted))
+    again, rule = re.findall(r"--config\.(\w+=\d+)", str(error.value))
+    swept = transfer.parse(toy("transfer", *wanted, again))
+    assert swept.target.training.batch == 1
+    asked = transfer.parse(toy("transfer", *wanted, rule))
+    assert asked.target.training.batch == size / 16
+
+
 def test_a_target_warms_up_for_the_same_share_of_its_steps():
-    wanted = ("batch_size=16", "schedule.warmup=6", "target.batch_size=64")
+    wanted = ("batch_size=16", "schedule.warmup=6", "target.batch_size=32")
     config = transfer.parse(toy("transfer", *wanted, "target.steps=10"))
     assert config.target.schedule.options["warmup"] == 2
     longer = transfer.parse(toy("transfer", "schedule.warmup=6", "target.steps=60"))
@@ -104,14 +116,14 @@ def test_a_target_warms_up_for_the_same_share_of_its_steps():
 
 @pytest.mark.parametrize("rule", [False, True])
 def test_transfer_from_has_the_batch_size_and_length_of_the_base(rule, tmp_path):
-    wanted = ("target.batch_size=16", f"target.length_rule={rule}")
+    wanted = ("target.batch_size=32", f"target.length_rule={rule}")
     config = transfer.parse(toy("transfer", *wanted))
     best = {"learning_rate": 0.25}
     target = tuned(config.target, best)
     path = tmp_path / "summary.json"
     record = transfer_record(config.base, best, target.base_examples)
     path.write_text(json.dumps({"transfer": record}))
-    given = config.target.plain() | {"base_batch_size": 2, "base_examples": None}
+    given = config.target.plain() | {"base_batch_size": None, "base_examples": None}
     read = parse(given | {"transfer_from": str(path)})
     assert read.training == target.training != optim.TrainingScale()
 

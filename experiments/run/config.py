@@ -305,7 +305,7 @@ def _target() -> ConfigDict:
     # target's size in that parametrization.
     t.compare = ()
     # Whether hyperparameters follow the number of examples too; they follow the batch
-    # size in any case.
+    # size from half to twice the base's.
     t.length_rule = False
     for key in ("width", "depth", "batch_size", "steps", "seed"):
         t[key] = placeholder(int)
