@@ -17,6 +17,7 @@ from .errors import UserError
 __all__ = [
     "cache",
     "check_free",
+    "check_scheme",
     "connect",
     "in_parallel",
     "is_remote",
@@ -36,6 +37,7 @@ def _user_errors() -> Iterator[None]:
 
 
 local = _user_errors()(remote.local)
+check_scheme = _user_errors()(remote.check_scheme)
 check_free = _user_errors()(remote.check_free)
 connect = _user_errors()(remote.connect)
 

@@ -135,6 +135,21 @@ def images():
     return datasets.ImageData("digits", split, split, 10)
 
 
+def test_messages_name_addresses_and_not_their_local_copies(bucket, capsys):
+    bucket.pipe_file("/bucket/summary.json", b"no JSON")
+    words = ["--config=digits", "--config.transfer_from=memory://bucket/summary.json"]
+    assert cli.main(["mupax", "explain", *words]) == 2
+    assert "'memory://bucket/summary.json' is not the summary" in capsys.readouterr()[1]
+
+
+@pytest.mark.parametrize("words", [("train", "--workdir"), ("convert", "--out")])
+def test_an_address_that_can_only_be_read_is_refused(words, capsys):
+    name, flag = words
+    source = "--config=digits" if name == "train" else "--source=resnet18"
+    assert cli.main(["mupax", name, source, f"{flag}=http://localhost:1/run"]) == 2
+    assert "http://localhost:1/run can only be read; write to" in capsys.readouterr()[1]
+
+
 def test_a_config_is_read(bucket, capsys):
     text = "from ml_collections import ConfigDict\nget_config = ConfigDict\n"
     bucket.pipe("/b/mine.py", text.encode())

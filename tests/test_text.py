@@ -249,3 +249,22 @@ def test_bytes_are_read_window_by_window(tmp_path):
     iterator = dataset.train(2, 0)
     assert next(iterator)["tokens"].sum() == 0
     iterator.close()
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error_that_names_it(song):
+    path = pathlib.Path(song)
+    dataset = open_song(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    batches = dataset.train(4, 0)
+    with pytest.raises(UserError, match=f"{path} became shorter .* to resume"):
+        list(itertools.islice(batches, 10))
+    batches.close()
+
+
+def test_a_text_whose_tokens_do_not_fit_into_memory_is_refused(tmp_path, tokenizer):
+    path = tmp_path / "large.txt"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(UserError, match=r"large\.txt would take .* GiB of memory"):
+        open_song(path, tokenizer=tokenizer[0])

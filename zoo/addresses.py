@@ -15,19 +15,24 @@ _ADDRESS = re.compile(
 # A query, or a fragment of the form of one.
 _AFTER_PATH = re.compile(r"\?|#(?=[^/]*=)")
 _HOST = re.compile(r"([^/?#@:]*|\[[^]]*\])(:\d+)?(?=[/?#]|$)")
-_copies: dict[str, str] = {}  # addresses by the directories of their local copies
+_copies: dict[str, str] = {}  # addresses by the paths of their local copies
+
+
+def name_copy(address: str, path: str) -> None:
+    """Name an address in place of its local copy, in `public` and `named`."""
+    _copies[path] = address
 
 
 @contextlib.contextmanager
 def copied(address: str, folder: str) -> Iterator[None]:
-    """Name an address in place of its local copy, in `public` and `named`.
+    """As `name_copy`, in a context.
 
     Examples:
       >>> with copied("s3://bucket/run", "/cache/1f/run"):
       ...     public("wrote /cache/1f/run/report.html")
       'wrote s3://bucket/run/report.html'
     """
-    _copies[folder] = address
+    name_copy(address, folder)
     try:
         yield
     finally:

@@ -5,8 +5,9 @@ import dataclasses
 import functools
 import os
 import pathlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,36 @@ from .pipeline import Workers
 _BYTES = 256
 _TOKENIZER = "tokenizer.json"
 _TEST_SHARE = 10  # one window in ten, if there is no test file
+_ENCODED = 64  # bytes of memory that a tokenizer takes for a byte of text, about
+
+
+class Bytes:
+    """The bytes of a file, which are read when they are taken.
+
+    Not a memory map: if the file were truncated, it would end the process by SIGBUS.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        """Open a file; its size must not shrink."""
+        self._path, self._file = path, os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        self._size = os.fstat(self._file).st_size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, _ = part.indices(self._size)
+        content = os.pread(self._file, stop - start, start)
+        if len(content) < stop - start:
+            raise UserError(
+                f"{self._path} became shorter while it was open; restore it, and run "
+                "the same command to resume"
+            )
+        return np.frombuffer(content, np.uint8)
+
+    def __reduce__(self) -> Any:  # for worker processes
+        return Bytes, (self._path,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +68,7 @@ class Windows:
       stop: the window after the last.
     """
 
-    files: Sequence[np.ndarray]
+    files: Sequence[np.ndarray | Bytes]
     context: int
     start: int
     stop: int
@@ -62,7 +93,7 @@ class Windows:
         return {"tokens": out}
 
 
-def window_count(files: Sequence[np.ndarray], context: int) -> int:
+def window_count(files: Sequence[np.ndarray | Bytes], context: int) -> int:
     """The number of windows of context + 1 tokens in the tokens of files."""
     return sum(max(0, len(tokens) - 1) // context for tokens in files)
 
@@ -285,12 +316,15 @@ def _tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path:
     return path
 
 
-def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens of a text file. Bytes are read later, by a memory map."""
+def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray | Bytes:
+    """The tokens of a text file; without a tokenizer, its bytes, read later."""
     if tokenizer.file is None:
-        if not path.stat().st_size:  # which cannot be mapped
-            return np.empty(0, np.uint8)
-        return np.memmap(path, np.uint8, "r")
+        return Bytes(path)
+    memory.check(
+        _ENCODED * path.stat().st_size,
+        f"The tokens of {path}",
+        "use a smaller text, or bytes",
+    )
     try:
         # `read_text` would change line ends.
         text = path.read_bytes().decode()

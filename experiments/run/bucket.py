@@ -52,6 +52,8 @@ def opened(
     if not remote.is_remote(folder):
         yield pathlib.Path(folder)
         return
+    if writes:
+        remote.check_scheme(folder)
     address, first = remote.normalized(folder), not shared or jax.process_index() == 0
     key = hashlib.sha256(f"{address} {writes} {first}".encode()).hexdigest()[:24]
     place = remote.cache() / "runs" / key / (address.rpartition("/")[2] or "run")

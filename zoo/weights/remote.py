@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..addresses import public
+from ..addresses import name_copy, public
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/{1,2}.", re.IGNORECASE)
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
@@ -238,6 +238,7 @@ def _copied(
                     raise
         finally:
             shutil.rmtree(building, ignore_errors=True)
+    name_copy(address, str(folder / _name(address)))
     return folder / _name(address)
 
 
@@ -284,6 +285,14 @@ def uploading(
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def check_scheme(address: str) -> None:
+    """Raise RemoteError for a scheme that can only be read."""
+    if _scheme(address) in ("http", "https"):
+        raise RemoteError(
+            f"{address} can only be read; write to a directory, gs:// or s3://"
+        )
+
+
 def check_free(path: str | os.PathLike[str]) -> None:
     """Check that there is nothing at an address yet.
 
@@ -292,6 +301,7 @@ def check_free(path: str | os.PathLike[str]) -> None:
       RemoteError: the address cannot be used.
     """
     address = normalized(path)
+    check_scheme(address)
     system, root = connect(address)
     with _explained(address, "written"):
         if system.find(root):
