@@ -364,47 +364,6 @@ def test_the_version_is_told(capsys):
     assert re.match(r"mupax \d+\.\d+\.\d+ \(jax \d", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_every_command_and_config(capsys, shell):
-    assert cli.main(["mupax", "completion", shell]) == 0
-    script = capsys.readouterr().out
-    for word in (*cli.COMMANDS, "digits_resmlp", "topology", "workdir"):
-        assert word in script
-
-
-def test_bash_completes_commands_flags_and_configs(capsys):
-    cli.main(["mupax", "completion", "bash"])
-    script = capsys.readouterr().out
-    for words, wanted in (
-        (["mupax", "tra"], "transfer train"),
-        (["mupax", "transfer", "--config", "digits_r"], "digits_resmlp"),
-        (["mupax", "transfer", "--config", "=", "digits_r"], "digits_resmlp"),
-        (["mupax", "convert", "--lay"], "--layout"),
-        (
-            ["mupax", "predict", "--"],
-            "--model --name --revision --preprocessing --top --help",
-        ),
-        (["mupax", "generate", "--to"], "--tokens --top_k --top_p --tokenizer"),
-    ):
-        told = subprocess.run(
-            [
-                "bash",
-                "-c",
-                script + f"COMP_WORDS=({' '.join(words)})\n"
-                f"COMP_CWORD={len(words) - 1}\n_mupax\necho ${{COMPREPLY[*]}}",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert told.stdout.split() == wanted.split()
-
-
-def test_completion_without_a_shell_is_refused(capsys):
-    assert cli.main(["mupax", "completion"]) == 2
-    assert "completion bash|zsh|fish" in capsys.readouterr().err
-
-
 def test_explain_needs_no_imagenet(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     assert cli.main(["mupax", "explain", "--config=imagenet_vit"]) == 0

@@ -40,16 +40,13 @@ class Command:
 
     def help(self, name: str) -> str:
         """The output of `mupax NAME --help`."""
-        known = "\n".join(filter(None, [self.arguments, describe(self.shown(), name)]))
+        flags = list(self.flags)
+        if self.config:
+            flags = [*CONFIG, *([WORKDIR] if self.workdir else []), *flags]
+        known = "\n".join(filter(None, [self.arguments, describe(flags, name)]))
         summary = wrapped(f"mupax {name}: {self.summary}")
         parts = [summary, known, self.examples]
         return "\n\n".join(filter(None, parts))
-
-    def shown(self) -> list[Flag]:
-        """The flags that the command takes."""
-        if not self.config:
-            return list(self.flags)
-        return [*CONFIG, *([WORKDIR] if self.workdir else []), *self.flags]
 
 
 COMMANDS: dict[str, Command] = {}

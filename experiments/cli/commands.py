@@ -7,8 +7,7 @@ import sys
 
 from mupax.zoo.addresses import public
 
-from ..errors import UserError, visible
-from . import completion as shells
+from ..errors import visible
 from . import models as zoo_models
 from . import processes
 from .command import command
@@ -372,21 +371,3 @@ def export(given: Parsed) -> None:
 def models(given: Parsed) -> None:
     """Print the models of the zoo: sizes, parameters, FLOPs and sources of weights."""
     print(zoo_models.listing(given.words, names_only=given.flags["names"]))
-
-
-@command(
-    "completion",
-    "print a script that completes commands, flags and configs in a shell",
-    config=False,
-    words=1,
-    arguments=(
-        "  bash:  source <(mupax completion bash)\n"
-        "  zsh:   source <(mupax completion zsh)\n"
-        "  fish:  mupax completion fish | source"
-    ),
-)
-def completion(given: Parsed) -> None:
-    """Print the script of a shell."""
-    if given.words not in [[shell] for shell in shells.SHELLS]:
-        raise UserError(f"name a shell: mupax completion {'|'.join(shells.SHELLS)}")
-    print(shells.script(given.words[0]), end="")
