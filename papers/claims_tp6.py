@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mupax.experiments.report import SweepData
-from mupax.experiments.sweep import valley
 from mupax.experiments.sweep.results import Cell, Population
 from mupax.experiments.sweep.statistics import Trend
 from mupax.experiments.sweep.verdict import SHARE, transfer
 
-from . import curves
+from . import curves, valley
 from .registry import Drawing, Line, Panel
 
 _TITLES = {
@@ -192,7 +191,7 @@ def valley_turns(data: SweepData) -> Drawing:
     populations = sorted(data.populations, key=lambda p: p.depth)
     floors, slopes = [], {}
     for p in populations:
-        loss = valley.surface(p, names)
+        loss = p.surface(names)
         trained = ~np.isnan(loss).all(axis=1)
         best = np.nanargmin(loss[trained], axis=1)
         rates, heights = (p.coordinates(name) for name in names)
@@ -263,7 +262,7 @@ def level_slopes(
       and there the change of `up` per unit of `across` on a level set: the ratio of the
       mean derivatives between grid points where both are negative. NaN without any.
     """
-    level = np.log2(valley.surface(population, names))
+    level = np.log2(population.surface(names))
     x, y = (population.coordinates(name) for name in names)
     across = np.diff(level, axis=0) / np.diff(x)[:, None]
     up = np.diff(level, axis=1) / np.diff(y)

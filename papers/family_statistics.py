@@ -42,7 +42,8 @@ from jaxtyping import Array, Float
 
 from mupax.experiments import memory
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep.statistics import jackknife
+
+from .valley import jackknife
 
 Activation = Callable[[Array], Array]
 

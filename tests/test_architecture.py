@@ -35,7 +35,6 @@ ROOMS = (
     "experiments.sweep.regret",
     "experiments.sweep.verdict",
     "experiments.sweep.transfers",
-    "experiments.sweep.valley",
     "experiments.report",
     "experiments.sweep",
     "experiments.coord_check",

@@ -24,7 +24,7 @@ from mupax.experiments.report import (
     sentences,
 )
 from mupax.experiments.report.page import report_page
-from mupax.experiments.sweep import executors, valley
+from mupax.experiments.sweep import executors
 from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.verdict import Verdict, transfer
 
@@ -270,48 +270,12 @@ def test_every_figure_is_there_with_words_for_who_cannot_see_it():
     assert all(len(alt) > 40 for alt in reader.alts)
 
 
-def test_it_is_said_from_which_step_on_an_optimum_stays():
-    # The made curves have their final optimum from their first span on, a 40th of 200.
-    assert sentences.fixed(swept(), "learning_rate", "depth") == [
-        "The best learning rate stays where it ends from step 5 of 200 on with "
-        "Standard (SP) and Depth-μP."
-    ]
-    # Curves whose optimum is elsewhere than that of the final losses.
-    late = [
-        dataclasses.replace(p, curves=np.roll(p.curves, 3, axis=1))
-        for p in populations({"depth_mup": 0.0}, shapes=FEW)
-    ]
-    (told,) = sentences.fixed(swept(late), "learning_rate", "depth")
-    assert "not before the end at depth 8, 16 and 32 with Depth-μP" in told
-    gone = [dead(p) for p in populations()]
-    assert sentences.fixed(swept(gone), "learning_rate", "depth") == []
-
-
 def test_the_heatmaps_finding_names_the_best_pair():
     data = swept(populations(shapes=FEW, pair=True))
     pair = ("learning_rate", "branch_multiplier")
     assert heatmap_figure.pairs(data) == [pair]
     title = heatmap_figure.title(data, pair, "depth")
     assert re.match(r"With Depth-μP, the best learning rate and branch mul", title)
-
-
-def test_the_valleys_slope_is_that_of_its_long_axis():
-    # log2 loss is 0.11 (x + y)² + 0.05 y² over ln 2: of its matrix ((.11, .11),
-    # (.11, .16)) the weak eigenvector has slope -0.797.
-    whole = population("depth_mup", 64, 8, pair=True, seeds=6)
-    found = valley.slope(whole, ("learning_rate", "branch_multiplier"))
-    assert found == pytest.approx(-0.797, abs=0.05)
-
-
-def test_a_round_valley_has_no_slope():
-    found = population("p", 64, 8, pair=True)
-    x, y = np.meshgrid(
-        np.log2(found.axes["learning_rate"]) + 6.5,
-        np.log2(found.axes["branch_multiplier"]),
-        indexing="ij",
-    )
-    round_one = dataclasses.replace(found, loss=np.exp2(0.2 * (x**2 + y**2))[None])
-    assert valley.slope(round_one, ("learning_rate", "branch_multiplier")) is None
 
 
 TOY = "tests/toy_config.py"

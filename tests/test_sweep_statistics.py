@@ -199,49 +199,6 @@ def test_the_prediction_follows_the_line_to_the_target():
     assert found["optimum"] == pytest.approx(-10, abs=0.5)
 
 
-def moving(places):
-    """A cell whose curves' optimum is at `places`, one a span."""
-    places = np.asarray(places, float)
-    x = np.log2(RATES)
-    curves = 0.01 * 2.0 ** (0.5 * (x[:, None] - places) ** 2)
-    curves = np.stack([curves] * 2)
-    return Cell("p", 64, 8, x, curves[..., -1], curves, 0.0)
-
-
-def test_the_optimum_is_fixed_from_where_it_no_more_leaves():
-    arrived = [-9.0] * 5 + [-7.0] * 15
-    assert statistics.fixed_after(moving(arrived)) == 6 / 20
-    # What comes back counts from its return.
-    assert statistics.fixed_after(moving([-7.0] * 10 + [-9.0] + [-7.0] * 9)) == 12 / 20
-    assert statistics.fixed_after(moving([-7.0] * 20)) == 1 / 20
-
-
-def test_within_half_an_octave_an_optimum_has_not_moved():
-    assert statistics.fixed_after(moving([-7.4] * 10 + [-7.0] * 10)) == 1 / 20
-    assert statistics.fixed_after(moving([-7.6] * 10 + [-7.0] * 10)) == 11 / 20
-
-
-def test_an_optimum_that_moves_to_the_end_is_never_fixed():
-    late = dataclasses.replace(moving([-7.0] * 20), loss=moving([-9.0]).loss)
-    assert statistics.fixed_after(late) is None
-
-
-def test_where_nothing_trained_nothing_was_fixed():
-    nothing = dataclasses.replace(moving([-7.0] * 4), loss=np.full((2, 12), np.nan))
-    assert statistics.fixed_after(nothing) is None
-
-
-def test_verdicts_say_when_each_optimum_was_fixed():
-    found = populations(0.0, 2, 0.0)
-    for i, p in enumerate(found):
-        curve = [p.loss[..., ::-1]] * i + [p.loss] * (10 - i)
-        found[i] = dataclasses.replace(p, curves=np.stack(curve, axis=-1))
-    verdicts = transfers.verdicts(transfers.transfers(found, BASE), BASE)
-    by_axis = verdicts["learning_rate"]["p"]
-    assert by_axis["depth"]["fixed_after"] == [0.1, 0.2, 0.3, 0.4]
-    assert by_axis["width"]["fixed_after"] == [0.5, 0.1, 0.6]
-
-
 def test_a_product_is_seen_along_one_axis_at_the_best_of_the_other():
     axes = {"learning_rate": [0.25, 0.5], "branch_multiplier": [1.0, 2.0]}
     loss = np.array([[[4.0, 3.0], [1.0, np.nan]]])

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from ..sweep import grids, valley
+from ..sweep import grids
 from ..sweep.results import Population
 from . import sentences
 from .data import Axis, SweepData, least
@@ -65,31 +65,6 @@ def caption(data: SweepData) -> str:
     )
 
 
-def table(data: SweepData, pair: Pair, axis: Axis) -> dict[str, Any]:
-    """The valley's slope at each size (Tensor Programs VI, Figure 7)."""
-    sizes = data.sizes(axis)
-    body = []
-    for key, label in data.keys.items():
-        known = {getattr(p, axis): valley.slope(p, pair) for p in data.along(key, axis)}
-        slopes = [known.get(size) for size in sizes]
-        texts = ["–" if x is None else f"{x:+.1f}".replace("-", "−") for x in slopes]
-        body.append([label, *texts])
-    up, across = (
-        grids.noun(name)
-        if grids.unit(name) == "linear"
-        else f"octaves of {grids.noun(name)}"
-        for name in reversed(pair)
-    )
-    return {
-        "caption": (
-            f"Slope of the valley at each {axis}: {up} per {across}; – where the "
-            "valley is round, or too noisy to tell"
-        ),
-        "heads": [axis, *map(str, sizes)],
-        "body": body,
-    }
-
-
 def heatmap_figure(data: SweepData, pair: Pair, axis: Axis) -> Figure:
     """Draw loss over two hyperparameters, (across, up).
 
@@ -108,7 +83,7 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis) -> Figure:
         sum(lines), columns, squeeze=False, sharex=True, sharey=True
     )
     shown = [p for _, row in rows for p in row]
-    losses = [valley.surface(p, pair) for p in shown]
+    losses = [p.surface(pair) for p in shown]
     # Runs that did not learn would take up most of the colours.
     limits = loss_range(losses, [p.curves[..., 0] for p in shown], factor=1.0)
     norm = LogNorm(*(limits or (0.1, 1.0)))
@@ -147,7 +122,7 @@ def _edges(at: np.ndarray) -> np.ndarray:
 
 
 def _draw(ax: Any, population: Population, pair: Pair, norm: LogNorm) -> None:
-    loss = valley.surface(population, pair)
+    loss = population.surface(pair)
     across, up = (population.coordinates(name) for name in pair)
     x, y = _edges(across), _edges(up)
     ax.grid(visible=False)

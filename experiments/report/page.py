@@ -3,7 +3,7 @@
 import base64
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jinja2
@@ -91,7 +91,7 @@ def _effort(data: SweepData) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-    """A picture of the page with its text and table, as page.html reads it."""
+    """A picture of the page with its text, as page.html reads it."""
 
     id: str  # of the HTML element; also the name of the picture
     over: str  # the subject, shown above the title
@@ -101,12 +101,11 @@ class Section:
     alt: str  # describes the picture for people who cannot see it
     text: str = ""  # shown above the picture
     caption: str = ""  # shown below the picture
-    notes: Sequence[str] = ()  # shown below the caption
-    table: Mapping[str, Any] | None = None  # its "caption", "heads" and "body"
+    note: str = ""  # shown below the caption
 
 
 def _loss(data: SweepData, name: str, axis: Axis) -> Section:
-    """Loss against one hyperparameter along one axis, and a table of its optima."""
+    """Loss against one hyperparameter along one axis."""
     noun = grids.noun(name)
     title = sentences.title(data, name, axis)
     others = [grids.noun(n) for n in data.names if n != name]
@@ -135,7 +134,6 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
         "cross only some seeds diverged. A run counts as diverged if its loss is not "
         "finite, or ends above twice the chance-level loss. Lines stop where the first "
         f"seed diverged.{rates if name == _RATE else ''}",
-        notes=sentences.fixed(data, name, axis),
     )
 
 
@@ -156,7 +154,6 @@ def _heatmaps(data: SweepData) -> list[Section]:
                 "hyperparameter can compensate for a change of the other. Both "
                 "transfer if the star and the outline stay in place.",
                 caption=heatmap_figure.caption(data),
-                table=heatmap_figure.table(data, pair, axis),
             )
             sections.append(section)
     return sections
@@ -178,7 +175,7 @@ def _target(data: SweepData) -> list[Section]:
         text="The target was not tuned. Its learning rate before scaling, "
         f"{trained.learning_rate:.3g}, is that of the base (width {data.base.width}, "
         f"depth {data.base.depth}).",
-        notes=[f"Checkpoint: {trained.checkpoint}"],
+        note=f"Checkpoint: {trained.checkpoint}",
     )
     return [section]
 

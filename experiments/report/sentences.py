@@ -334,32 +334,6 @@ def title(data: SweepData, name: str, axis: Axis) -> str:
     return f"The best {grids.noun(name)} {'; it '.join(parts)}"
 
 
-def fixed(data: SweepData, name: str, axis: Axis) -> list[str]:
-    """The step after which the optima stay in place, in at most one sentence."""
-    clauses: dict[str, list[str]] = {}
-    for key, label in data.keys.items():
-        verdict = data.verdicts[name].get(key, {}).get(axis)
-        if verdict is None:
-            continue
-        rows = zip(
-            verdict["sizes"], verdict["optimum"], verdict["fixed_after"], strict=True
-        )
-        shares = {size: share for size, found, share in rows if found is not None}
-        moving = [size for size, share in shares.items() if share is None]
-        if moving:
-            clause = f"not before the end at {axis} {listed(moving)}"
-        elif shares:
-            step = max(1, round(max(shares.values()) * data.steps))
-            clause = f"from step {step} of {data.steps} on"
-        else:
-            continue
-        clauses.setdefault(clause, []).append(label)
-    if not clauses:
-        return []
-    parts = [f"{clause} with {listed(labels)}" for clause, labels in clauses.items()]
-    return [f"The best {grids.noun(name)} stays where it ends {'; '.join(parts)}."]
-
-
 # ----- The target and its baselines.
 
 
@@ -469,56 +443,16 @@ def target(data: SweepData) -> str:
         return f"{name} diverged at the transferred learning rate {rate}. {again}"
     reached = score(data, trained)
     text = f"training loss {loss(train)}" if reached is None else scored(data, reached)
-    return (
-        f"{name}, trained once at the transferred learning rate {rate}, reaches {text}."
-    )
-
-
-def bought(data: SweepData) -> str:
-    """What the larger network gains over the small one, and its cost; or ""."""
-    large, small = data.trained, small_run(data)
-    if large is None or large.train_loss is None:
-        return ""
-    if small is None:
-        return (
-            "To learn whether it is better than the small network, train that too: "
+    compare = ""
+    if small_run(data) is None:
+        compare = (
+            " To learn whether it is better than the small network, train that too: "
             "--config.target.compare=\"('base',)\"."
         )
-    after, before = score(data, large), score(data, small)
-    if after is None or before is None:
-        return ""
-    if data.by_loss:
-        lower = "lower" if after < before else "higher"
-        gain = f"has a {percent(abs(after / before - 1))} {lower} test loss"
-        if loss(after) == loss(before):
-            gain = "has the same test loss"
-        numbers = f"{loss(after)} instead of {loss(before)}"
-    else:
-        gain, numbers = _errors(1 - after, 1 - before)
-    price = f"{_times(large, small)} the parameters"
-    if small.seconds > 0:
-        price += (
-            f" and {_digits(large.seconds / small.seconds)} times the training time"
-        )
-    advice = ""
-    if compared(data) != "is better":
-        advice = " Before you pay for size, train both longer or on more data."
     return (
-        f"The large network {gain} ({numbers}), at {price} (width {large.sizes.width} "
-        f"and depth {large.sizes.depth} instead of {small.sizes.width} and "
-        f"{small.sizes.depth}; one run each, with the same number of steps and the "
-        f"same learning rate).{advice}"
+        f"{name}, trained once at the transferred learning rate {rate}, reaches "
+        f"{text}.{compare}"
     )
-
-
-def _errors(after: float, before: float) -> tuple[str, str]:
-    """The change of the share of test errors, and both shares."""
-    numbers = f"{after:.1%} instead of {before:.1%}"
-    if before == 0 or f"{after:.1%}" == f"{before:.1%}":
-        return "makes as many test errors" if before else "makes test errors", numbers
-    change = after / before - 1
-    order = "fewer" if change < 0 else "more"
-    return f"makes {percent(abs(change))} {order} test errors", numbers
 
 
 def _times(large: Trained, small: Trained) -> str:

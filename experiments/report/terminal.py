@@ -39,9 +39,7 @@ def print_target(data: SweepData, console: Console) -> None:
     if data.trained is not None:
         console.print()
         _print(console, sentences.result(data), style="bold")
-        for sentence in (sentences.target(data), sentences.bought(data)):
-            if sentence:
-                _print(console, sentence)
+        _print(console, sentences.target(data))
 
 
 def _print(console: Console, text: str, style: str = "", indent: int = 0) -> None:

@@ -12,6 +12,6 @@
 | `store`, `fingerprint` | finished runs on disk, and when they may be used again |
 | `search`, `cost`, `export` | `mupax search`, `--dry_run`, and runs for other tools |
 | `results` | runs as arrays |
-| `optima`, `statistics`, `valley` | fits to the runs |
+| `optima`, `statistics` | fits to the runs |
 | `regret`, `verdict`, `transfers` | the cost of an untuned value; the verdicts |
 """

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,6 +160,26 @@ class Population:
             name: values[int(i)]
             for (name, values), i in zip(self.axes.items(), at, strict=True)
         }
+
+    def surface(self, names: Sequence[str]) -> np.ndarray:
+        """Loss over two hyperparameters (across, up), every other at its best.
+
+        Returns:
+          Geometric mean over seeds, shape (values across, values up); NaN where a seed
+          diverged at every value of the others.
+
+        Examples:
+          >>> axes = {"learning_rate": [0.25, 0.5], "eps": [1.0], "b1": [0.5, 0.9]}
+          >>> loss = np.array([[[[4.0, 2.0]], [[np.nan, 8.0]]]])
+          >>> runs = Population("n", "p", 8, 2, {}, axes, loss, loss[..., None], 0.0)
+          >>> runs.surface(("learning_rate", "eps")).round(3).tolist()
+          [[2.0], [8.0]]
+        """
+        at = [list(self.axes).index(name) for name in names]
+        mean = np.moveaxis(log2(self.loss).mean(axis=0), at, (0, 1))
+        mean = mean.reshape(*mean.shape[:2], -1)
+        least = np.where(np.isnan(mean), np.inf, mean).min(axis=-1)
+        return np.exp2(np.where(np.isinf(least), np.nan, least))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A record of each run; its loss is None where it diverged."""

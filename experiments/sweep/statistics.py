@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
-from . import grids, optima
+from . import optima
 from .results import Cell, Population, Sizes, log2
 
 _RESAMPLES = 400
@@ -134,43 +134,6 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.linalg.lstsq(design, y.T, rcond=None)[0].T
 
 
-def fixed_after(cell: Cell) -> float | None:
-    """The share of the run, from 0 to 1, after which the optimum stays in place.
-
-    The optimum is fitted to every span of the learning curves as to the final losses.
-    It counts as staying within half an octave of its final place, or half the grid's
-    spacing if that is more (of hyperparameters not counted in octaves: always half
-    the spacing). A span is a 40th of the run, like the slices of 1000 steps over which
-    Yang, Yu, Zhu & Hayou (arXiv 2310.02244), Figure 10, average.
-
-    Returns:
-      None if nothing trained, or if the optimum of the last span is elsewhere.
-
-    Examples:
-      >>> rates = np.arange(-10.0, -4.0)
-      >>> at = np.array([-9.0, -7.0, -7.0, -7.0])[:, None]  # of each span
-      >>> curves = np.exp2(0.3 * (rates - at) ** 2).T[None]
-      >>> fixed_after(Cell("sp", 64, 8, rates, curves[..., -1], curves, 0.0))
-      0.5
-    """
-    best = optima.optimum(cell)
-    spans = cell.curves.shape[-1]
-    if best is None or not spans or len(cell.log2_lr) < 2:
-        return None
-    near = np.diff(cell.log2_lr).max() / 2
-    if grids.unit(cell.axis) != "linear":
-        near = max(near, 0.5)
-    places = [
-        optima.optimum(dataclasses.replace(cell, loss=cell.curves[..., span]))
-        for span in range(spans)
-    ]
-    away = [p is None or abs(p.log2_lr - best.log2_lr) > near for p in places]
-    if away[-1]:
-        return None
-    last = max((i for i, one in enumerate(away) if one), default=-1)
-    return (last + 2) / spans
-
-
 def predicted(
     trends: Mapping[str, Trend], base: Sizes, target: Sizes
 ) -> dict[str, Any] | None:
@@ -198,19 +161,3 @@ def predicted(
         "optimum": round(middle, 3),
         "interval": [round(middle - wide, 3), round(middle + wide, 3)],
     }
-
-
-def jackknife(left_out: Sequence[float]) -> float:
-    """Standard error of an estimate, from the estimates that each leave out a seed.
-
-    Infinite for fewer than two seeds. For a mean it is the usual standard error.
-
-    Examples:
-      >>> values = np.array([1.0, 2.0, 6.0])
-      >>> round(jackknife((values.sum() - values) / 2), 6)
-      1.527525
-    """
-    seeds = len(left_out)
-    if seeds < 2:
-        return float("inf")
-    return float(np.std(left_out) * (seeds - 1) ** 0.5)

@@ -40,7 +40,7 @@ from . import grids
 from .optima import fit, optimum
 from .regret import Regret, percent, regret
 from .results import Cell
-from .statistics import Trend, fixed_after, trend
+from .statistics import Trend, trend
 
 SHARE = 0.01
 MOST_SEEDS = 100
@@ -357,8 +357,7 @@ class Transfer:
         """The verdict and its numbers as JSON-ready data.
 
         "regret" holds shares of the loss: "share", its 90 % "interval" and what is
-        "allowed"; "of" is the base's size and "at" the largest. "fixed_after" is the
-        share of the run after which each optimum stays.
+        "allowed"; "of" is the base's size and "at" the largest.
         """
         cost = self.regret
         sizes: list[Any] = list(self.sizes)
@@ -384,7 +383,6 @@ class Transfer:
             "verdict": self.verdict,
             "words": self.words,
             "change": self.change_words,
-            "fixed_after": [_number(fixed_after(cell)) for cell in self.cells],
         }
 
 

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from mupax.experiments.sweep import valley
 from mupax.experiments.sweep.results import Cell, Population
 from mupax.experiments.sweep.verdict import transfer
 from papers import (
@@ -14,6 +13,7 @@ from papers import (
     curves,
     finite_size,
     solved_bordelon,
+    valley,
     yaida,
 )
 from tests.test_coverage import CASES, DEPTHS, all_seeds, few_cells, least, made

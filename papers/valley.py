@@ -1,12 +1,11 @@
-"""The trade-off between two hyperparameters near the optimum."""
+"""The direction of the valley of two hyperparameters near the optimum."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from . import statistics
-from .results import Population, log2
+from mupax.experiments.sweep.results import Population
 
 # The quadratic is fitted to grid points whose loss is at most `_NEAR` times the least
 # loss, and closer (in log) to the least than to the median loss; to the `_POINTS` best
@@ -17,31 +16,6 @@ _EXPLAINED = 0.8  # share of the log loss's variance that the fit must explain
 
 # Below this ratio of curvatures the valley is round, and has no direction.
 _LONG = 2.0
-
-
-def surface(population: Population, names: Sequence[str]) -> np.ndarray:
-    """Loss over two hyperparameters, every other at its best.
-
-    Args:
-      population: all runs of a shape.
-      names: two of its hyperparameters, (across, up).
-
-    Returns:
-      Geometric mean over seeds, shape (values across, values up); NaN where a seed
-      diverged at every value of the others.
-
-    Examples:
-      >>> axes = {"learning_rate": [0.25, 0.5], "eps": [1.0], "b1": [0.5, 0.9]}
-      >>> loss = np.array([[[[4.0, 2.0]], [[np.nan, 8.0]]]])
-      >>> runs = Population("n", "p", 8, 2, {}, axes, loss, loss[..., None], 0.0)
-      >>> surface(runs, ("learning_rate", "eps")).round(3).tolist()
-      [[2.0], [8.0]]
-    """
-    at = [list(population.axes).index(name) for name in names]
-    mean = np.moveaxis(log2(population.loss).mean(axis=0), at, (0, 1))
-    mean = mean.reshape(*mean.shape[:2], -1)
-    least = np.where(np.isnan(mean), np.inf, mean).min(axis=-1)
-    return np.exp2(np.where(np.isinf(least), np.nan, least))
 
 
 def slope(population: Population, names: Sequence[str]) -> float | None:
@@ -66,7 +40,7 @@ def slope(population: Population, names: Sequence[str]) -> float | None:
 def slope_error(population: Population, names: Sequence[str]) -> float:
     """Standard error of `slope` over seeds (jackknife); infinite for too few seeds."""
     known = [s for s in _left_out(population, names) if s is not None]
-    return statistics.jackknife(known)
+    return jackknife(known)
 
 
 def _left_out(population: Population, names: Sequence[str]) -> list[float | None]:
@@ -78,7 +52,7 @@ def _left_out(population: Population, names: Sequence[str]) -> list[float | None
 
 
 def _slope(population: Population, names: Sequence[str]) -> float | None:
-    loss = surface(population, names)
+    loss = population.surface(names)
     if np.isnan(loss).all():
         return None
     values = [population.coordinates(name) for name in names]
@@ -101,3 +75,19 @@ def _slope(population: Population, names: Sequence[str]) -> float | None:
         return None
     across, up = axes[:, 0]
     return float(up / across) if abs(across) > 1e-3 else None
+
+
+def jackknife(left_out: Sequence[float]) -> float:
+    """Standard error of an estimate, from the estimates that each leave out a seed.
+
+    Infinite for fewer than two seeds. For a mean it is the usual standard error.
+
+    Examples:
+      >>> values = np.array([1.0, 2.0, 6.0])
+      >>> round(jackknife((values.sum() - values) / 2), 6)
+      1.527525
+    """
+    seeds = len(left_out)
+    if seeds < 2:
+        return float("inf")
+    return float(np.std(left_out) * (seeds - 1) ** 0.5)
