@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .joints import ELEMENTWISE, SUM
+from .links import ELEMENTWISE, SUM
 from .program import MOVES, Node, Program, regrouped
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
@@ -275,7 +275,7 @@ class Axes:
             len(waiting) == 1
             and len(self._uses.get(node.id, ())) == 1
             and node.op not in ("scan_out", "last", "carry", "scan_in")
-            and (node.op in MOVES or _is_constant_factor(node, waiting[0]))
+            and (node.op in MOVES or _is_constant_factor(node))
         ):
             source = waiting[0]
             labels, product = self._pending.pop(source.id)
@@ -493,13 +493,13 @@ class Axes:
         Or is added to an activation; a low-rank product is added to a kernel.
         """
         for after in self._uses.get(node.id, ()):
-            if after.op in ("add", "add_any") and len(after.operands) == 2:
+            if after.op == "add" and len(after.operands) == 2:
                 other = after.operands[after.operands[0] is node]
                 if other.data or len([n for n in origin(other).shape if n > 1]) < 2:
                     return True
             elif not after.weight:
                 continue
-            elif after.op in MOVES or _is_constant_factor(after, node):
+            elif after.op in MOVES or _is_constant_factor(after):
                 if self._leads_on(after):
                     return True
             elif after.op in ("exp", "tanh", "logistic", "erf", "max", "sin"):
@@ -601,7 +601,7 @@ class Axes:
         if node.op in MOVES and len(node.operands) == 1:
             labels = self._modulated(node.operands[0])
             return self._moved(node, node.operands[0], labels) if labels else ()
-        if node.op not in ("mul", "add", "add_any", "sub", "div", "select_n"):
+        if node.op not in ("mul", "add", "sub", "div", "select_n"):
             return ()
         joined = [NONE] * len(node.shape)
         sides = [self._modulated(operand) for operand in node.operands]
@@ -847,9 +847,7 @@ _SAME_PLACE = frozenset(
         "top_k",
         "scatter",
         "scatter-add",
-        "scatter_add",
         "psum",
-        "psum_invariant",
         "all_gather",
         "reduce_window",
         "reduce_window_sum",
@@ -874,11 +872,9 @@ def origin(node: Node) -> Node:
     return node
 
 
-def _is_constant_factor(node: Node, other: Node) -> bool:
-    """Whether the node multiplies or divides another by a known number."""
-    if node.op not in ("mul", "div") or len(node.operands) != 2:
-        return False
-    return any(x is not other and x.value is not None for x in node.operands)
+def _is_constant_factor(node: Node) -> bool:
+    """Whether the node multiplies a value by a known number."""
+    return node.op == "mul" and node.operands[1].value is not None
 
 
 def _is_identity(node: Node) -> bool:

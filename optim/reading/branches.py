@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 import numpy as np
 
 from .axes import Axes, origin
-from .joints import SUM
+from .links import SUM
 from .program import MOVES, Node, Program
 
 _KERNEL_OPS = (
@@ -32,7 +32,6 @@ _NONLINEAR = frozenset(
         "log",
         "log1p",
         "integer_pow",
-        "square",
         "pow",
         "sqrt",
         "sign",
@@ -52,12 +51,10 @@ _LINEAR = frozenset(
         "reduce_sum",
         "cumsum",
         "psum",
-        "psum_invariant",
         "all_gather",
         "neg",
         "join",
         "concatenate",
-        "copy",
         "reduce_window_sum",
         "rev",
         SUM,
@@ -248,7 +245,7 @@ class Branches:
         for b in self.all:
             users = self._axes.uses(b.add)
             weights = [x for x in users[0].operands if x.weight] if users else []
-            if len(users) == 1 and users[0].op in ("add", "add_any") and weights:
+            if len(users) == 1 and users[0].op == "add" and weights:
                 found.append((b, users[0], weights[0]))
         lines = [user.line for b, user, _ in found for _ in range(b.runs)]
         for b, user, weight in found:
@@ -265,8 +262,9 @@ class Branches:
 
     @staticmethod
     def _is_addition(node: Node) -> bool:
-        same = node.op in ("add", "add_any") and len(node.operands) == 2
-        return same and bool(node.shape) and all(x.data for x in node.operands)
+        return (
+            node.op == "add" and bool(node.shape) and all(x.data for x in node.operands)
+        )
 
     @staticmethod
     def before(node: Node) -> list[Node]:
@@ -320,9 +318,9 @@ class Branches:
     def _branch(self, node: Node) -> Branch | None:
         if node.id in self._backward:
             return None  # a sum of gradients
-        if node.op in ("scatter-add", "scatter_add"):  # to some rows of the stream
+        if node.op == "scatter-add":  # to some rows of the stream
             one, _, other = node.operands
-        elif node.op in ("add", "add_any", "sub") and len(node.operands) == 2:
+        elif node.op in ("add", "sub"):
             one, other = node.operands
             if one.shape != other.shape:
                 return None
@@ -330,7 +328,7 @@ class Branches:
             return None
         if not (one.data and other.data and one.shape):
             return None
-        is_sum = node.op in ("add", "add_any")
+        is_sum = node.op == "add"
         pairs = [(one, other), (other, one)] if is_sum else [(one, other)]
         for skip, end in pairs:
             if self._is_constant_to_gradients(end):
@@ -418,7 +416,7 @@ class Branches:
     def _bends(self, at: int, inside: frozenset[int]) -> bool:
         """Whether a node is a nonlinearity, other than the statistics of a norm."""
         node = self._program.nodes[at]
-        if node.op in ("square", "integer_pow", "sqrt", "abs"):
+        if node.op in ("integer_pow", "sqrt", "abs"):
             return False
         return node.op in _NONLINEAR and not self._becomes_scale(node, inside)
 
@@ -449,11 +447,8 @@ class Branches:
             is_one = all(x.operands[0] is source for x in node.operands)
             if is_one and source.shape == node.shape:  # e.g. rolled
                 return source, factor
-        if node.op in ("mul", "div") and node.operands[1].value:
-            value = node.operands[1].value
-            return node.operands[0], factor * (value if node.op == "mul" else 1 / value)
-        if node.op == "mul" and node.operands[0].value:
-            return node.operands[1], factor * node.operands[0].value
+        if node.op == "mul" and node.operands[1].value:
+            return node.operands[0], factor * node.operands[1].value
         return node, factor
 
     def _same_stream(self, trunk: Node) -> Iterable[Node]:
@@ -526,7 +521,7 @@ class Branches:
         if not ends:
             return self.inner(end)
         for one in ends:
-            if one.node.op not in ("add", "add_any", "sub"):
+            if one.node.op not in ("add", "sub"):
                 return one.factor * one.array
         return ends[0].factor * ends[0].array
 
@@ -564,13 +559,13 @@ class Branches:
             return self._product(node)
         if node.op in _KERNEL_OPS:
             return self._kernel_ends(node)
-        if node.op in ("add", "add_any", "sub"):
+        if node.op in ("add", "sub"):
             operands = [x for x in node.operands if x.data or x.weight]
             if any(x.value != 0 for x in node.operands if x not in operands):
                 raise Failure(node)
         elif node.op in _PARTS:  # rows that are looked up, or a part of a value
             operands = node.operands[:1]
-        elif node.op in ("scatter-add", "scatter_add"):
+        elif node.op == "scatter-add":
             operands = [node.operands[0], node.operands[2]]
         elif node.op == "dynamic_update_slice":
             operands = node.operands[:2]
@@ -594,16 +589,14 @@ class Branches:
     @staticmethod
     def _kept(mask: Node, node: Node) -> Node:
         """What dropout keeps, without the division by the share that it keeps."""
-        if node.op == "div" and node.operands[1].value is not None:
+        if node.op == "mul" and node.operands[1].value is not None:
             return node.operands[0] if _is_random(mask) else node
         return node
 
     def _product(self, node: Node) -> list[End]:
         one, other = node.operands
-        for x, y in ((one, other), (other, one)):
-            if y.value is not None and (node.op == "mul" or y is other):
-                scale = y.value if node.op == "mul" else 1 / y.value if y.value else 0.0
-                return self.ends(x, scale)
+        if other.value is not None:
+            return self.ends(one, other.value)
         for x, y in ((one, other), (other, one)):
             if x.weight and (node.op == "mul" or x is one):
                 return self._last(x, node, y)
@@ -683,7 +676,7 @@ class Branches:
         product = self._axes.kernel_sums.get(node.id)
         if product is not None:
             return [product], factor * self.trunk(node.operands[0])[1]
-        if node.op in ("add", "add_any"):
+        if node.op == "add":
             inner = [self._layers_before(x) for x in node.operands]
             if all(layers and more == 1 for layers, more in inner):
                 return [x for layers, _ in inner for x in layers], factor
@@ -704,11 +697,9 @@ class Branches:
             if user.id in self._products:
                 break
             other = user.operands[user.operands[0] is node and len(user.operands) > 1]
-            if user.op in ("mul", "div") and other.value:
-                if user.op == "div" and user.operands[1] is node:
-                    break
-                factor *= other.value if user.op == "mul" else 1 / other.value
-            elif user.op in ("add", "add_any") and other.data:
+            if user.op == "mul" and other.value:
+                factor *= other.value
+            elif user.op == "add" and other.data:
                 # Also that of another layer which is added.
                 alone = len(self._axes.uses(other)) == 1
                 if not alone or not self._layers_before(other)[0]:
@@ -770,10 +761,8 @@ class Branches:
         while node.op != "param":
             weights = [x for x in node.operands if x.weight]
             if node.op in ("mul", "div"):
-                known = [x for x in node.operands if x.value is not None]
-                if known and (node.op == "mul" or known[0] is node.operands[1]):
-                    value = known[0].value or 0.0
-                    factor *= value if node.op == "mul" else 1 / value
+                if node.operands[1].value is not None:
+                    factor *= node.operands[1].value
                     node = weights[0]
                     continue
                 if len(weights) == 1 and (

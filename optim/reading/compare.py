@@ -69,8 +69,6 @@ def _numbered(model: _Model) -> dict[tuple[str, int], Node]:
         if node.op not in ("dynamic_slice", "gather") or not node.loop:
             continue
         stack, *indices = node.operands
-        while stack.op == "convert_element_type":
-            stack = stack.operands[0]
         if stack.param is None or not any(map(program.is_counted, indices)):
             continue
         shape, sizes = stack.shape, node.params["slice_sizes"]

@@ -10,25 +10,23 @@ import math
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from .joints import SUM
+from .links import SUM
 from .program import MOVES, Node
 
 _SAME = MOVES.union(
     ("neg", "abs", "imag", "scan_in", "scan_out", "last", "reduce_max", "reduce_min"),
     ("cumsum", "cummax", "cummin", "slice", "split", "pad", "dynamic_slice", "gather"),
     ("sort", "reduce_window_max", "reduce_window_sum", "all_gather", "psum"),
-    ("psum_invariant",),
 )
 _BILINEAR = ("mul", "dot_general", "conv_general_dilated")
 _ADDITIVE = frozenset(
-    ("add", "add_any", "sub", "max", "min", "concatenate", "select_n", "clamp")
+    ("add", "sub", "max", "min", "concatenate", "select_n", "clamp")
 ).union(
     (
         SUM,
         "join",
         "carry",
         "scatter-add",
-        "scatter_add",
         "scatter",
         "dynamic_update_slice",
     )
@@ -132,15 +130,12 @@ def _degree(node: Node, found: dict[int, Degree], is_layer: bool) -> Degree:
         result = _product(node, each)
         return result._replace(open=False) if is_layer else result
     if node.op == "div":
-        value = node.operands[1].value
-        if value:
-            return each[0].times(1 / abs(value))
         below = each[1].to(-1) if each[1].power else _ONE
         return _joined(each[0], below)
     if node.op in _ADDITIVE:
         return _sum(node, each)
-    if node.op in ("square", "integer_pow"):
-        return some.to(node.params.get("y", 2))
+    if node.op == "integer_pow":
+        return some.to(node.params["y"])
     if node.op in ("sqrt", "rsqrt", "cbrt"):
         return some.to({"sqrt": 0.5, "rsqrt": -0.5, "cbrt": 1 / 3}[node.op])
     if node.op == "pow" and node.operands[1].value is not None:
@@ -189,7 +184,7 @@ def _sum(node: Node, each: list[Degree]) -> Degree:
     for operand, degree in data:
         if degree.power == some.power or (not degree.power and _is_void(operand, node)):
             continue
-        if degree.power or node.op not in ("add", "add_any", "sub"):
+        if degree.power or node.op not in ("add", "sub"):
             raise _MattersError(some)
         some = some._replace(alone=False)
     return some

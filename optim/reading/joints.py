@@ -9,29 +9,11 @@ program meets no fused parameter.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .links import SUM, Index, index_of
 from .program import Node, Program, regrouped
-
-SUM = "sum"  # of the products of the segments of an axis that is summed over
-
-# Operations on entries in the same place of all operands.
-ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex
-    conj convert_element_type copy copy_p cos cosh div eq erf erf_inv erfc exp exp2
-    expm1 floor ge gt imag integer_pow is_finite join last layout_constraint le log
-    log1p logistic lt max mesh_cast min mul name ne neg not or pow pvary real
-    reduce_precision rem reshard round rsqrt select_n sharding_constraint sign sin sinh
-    sqrt square stop_gradient sub tan tanh
-    """.split()  # noqa: SIM905
-)
-# Operations along one axis, which leave the others as they are.
-ALONG = frozenset(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"))
-REDUCTIONS = frozenset(
-    ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin")
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,68 +98,59 @@ class Segmented(Program):
         source: Any,
         params: dict[str, Any] | None = None,
     ) -> Node:
-        rule = self._rule(op)
         call = _Call(op, operands, tuple(shape), source, params or {})
         for i, node in enumerate(operands):
-            if node.joint is not None and rule is not None:
-                made = rule(call, i, node.joint)
+            if node.joint is not None:
+                made = self._pushed(call, i, node.joint)
                 if made is not None:
                     return made
         return super()._emit(op, operands, shape, source, params)
 
-    def _rule(self, op: str) -> "Callable[[_Call, int, int], Node | None] | None":
-        if op in ELEMENTWISE:
-            return self._elementwise
-        if op in ALONG:
-            return self._along
-        if op in REDUCTIONS:
-            return self._reduce
-        return getattr(self, f"_push_{op}", None)
+    def _pushed(self, call: "_Call", i: int, axis: int) -> Node | None:
+        """The operation on segments; None if it can only be that on their join."""
+        if call.op in ("split", "dynamic_slice") and not i:
+            starts = starts_of(call)
+            if starts is not None:
+                return self._slice(call, starts)
+        if call.op == "slice" and call.shape[axis] != call.operands[0].shape[axis]:
+            return self._part_of_join(call, axis)
+        if call.op == "reshape":
+            return self._reshaped(call, axis)
+        index = index_of(call, i, axis)
+        if index is None or index.mixed:
+            return None
+        if index.out is not None:
+            parts = self._each(call, i, index)
+            return self._join(
+                parts, index.out, call.source, repeats_of(call.operands[i])
+            )
+        products = ("dot_general", "conv_general_dilated", "ragged_dot")
+        of_kernel = call.op in products and not call.operands[i].data
+        if call.op != "reduce_sum" and not of_kernel:
+            return None
+        return self._emit(SUM, self._each(call, i, index), call.shape, call.source)
 
-    def _each(
-        self,
-        call: "_Call",
-        i: int,
-        out: int,
-        beside: Mapping[int, int],
-        change: "Callable[[dict[str, Any], int], dict[str, Any]] | None" = None,
-    ) -> list[Node]:
+    def _each(self, call: "_Call", i: int, index: Index) -> list[Node]:
         """The operation on each segment of an operand.
 
         Args:
           call: the operation on the join.
           i: place of the join among the operands.
-          out: axis of the result that gets the segments' sizes; -1 for none.
-          beside: {place of another operand: its axis that is cut alike}.
-          change: makes the operation's parameters for a segment of a size.
+          index: that of the axis along which it is joined.
         """
         join, found = call.operands[i], []
         assert join.joint is not None
         for number, part in enumerate(join.operands):
             operands = list(call.operands)
-            operands[i] = part
-            for k, axis in beside.items():
+            for k, axis in index.axes.items():
                 operands[k] = self._part(operands[k], axis, join, number)
-            size = part.shape[join.joint]
-            shape = call.shape if out < 0 else _resized(call.shape, out, size)
-            params = call.params if change is None else change(call.params, size)
+            operands[i] = part
+            size, shape = part.shape[join.joint], call.shape
+            if index.out is not None:
+                shape = _resized(shape, index.out, size)
+            params = _params_of_part(call, index, size)
             found.append(self._emit(call.op, operands, shape, call.source, params))
         return found
-
-    def _joined(
-        self,
-        call: "_Call",
-        i: int,
-        out: int,
-        beside: Mapping[int, int],
-        change: "Callable[[dict[str, Any], int], dict[str, Any]] | None" = None,
-    ) -> Node:
-        """The join of the operation on each segment; arguments as of `_each`."""
-        parts = self._each(call, i, out, beside, change)
-        return self._join(parts, out, call.source, repeats_of(call.operands[i]))
-
-    def _sum(self, parts: list[Node], call: "_Call") -> Node:
-        return self._emit(SUM, parts, call.shape, call.source)
 
     def _part(self, node: Node, axis: int, join: Node, number: int) -> Node:
         """The entries of a value that meet one segment of a join."""
@@ -202,126 +175,30 @@ class Segmented(Program):
         params = {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
         return self._emit("slice", [node], shape, node.source, params)
 
-    def _elementwise(self, call: "_Call", i: int, axis: int) -> Node | None:
-        join, rank = call.operands[i].shape, len(call.shape)
-        if len(join) != rank or join[axis] != call.shape[axis]:
-            return None
-        beside = {}
-        for k, other in enumerate(call.operands):
-            if k == i or not other.shape:
-                continue
-            if len(other.shape) != rank:
-                return None
-            if other.shape[axis] == call.shape[axis]:
-                beside[k] = axis
-        return self._joined(call, i, axis, beside)
-
-    def _along(self, call: "_Call", i: int, axis: int) -> Node | None:
-        if call.params["axis"] == axis:
-            return None
-        return self._joined(call, i, axis, {})
-
-    def _reduce(self, call: "_Call", i: int, axis: int) -> Node | None:
-        axes = call.params["axes"]
-        if axis in axes:
-            if call.op != "reduce_sum":
-                return None
-            return self._sum(self._each(call, i, -1, {}), call)
-        out = axis - sum(a < axis for a in axes)
-        return self._joined(call, i, out, {})
-
-    def _push_transpose(self, call: "_Call", i: int, axis: int) -> Node:
-        out = call.params["permutation"].index(axis)
-        return self._joined(call, i, out, {})
-
-    def _push_broadcast_in_dim(self, call: "_Call", i: int, axis: int) -> Node | None:
-        out = call.params["broadcast_dimensions"][axis]
-        if call.shape[out] != call.operands[i].shape[axis]:
-            return None
-        return self._joined(call, i, out, {})
-
-    def _push_squeeze(self, call: "_Call", i: int, axis: int) -> Node:
-        gone = call.params["dimensions"]
-        out = axis - sum(a < axis for a in gone)
-        return self._joined(call, i, out, {})
-
-    def _push_reshape(self, call: "_Call", i: int, axis: int) -> Node | None:
-        join = call.operands[i]
+    def _reshaped(self, call: "_Call", axis: int) -> Node | None:
+        join = call.operands[0]
         through = reshaped(join.shape, call.shape, axis, repeats_of(join))
-        sizes = [through.size(x.shape[axis]) for x in join.operands] if through else []
-        if through is None or None in sizes:
+        if through is None:
             return None
-        parts = [
-            self._emit(
-                call.op,
-                [part],
-                _resized(call.shape, through.axis, size),
-                call.source,
-                call.params,
-            )
-            for part, size in zip(join.operands, sizes, strict=True)
-            if size is not None
-        ]
+        parts = []
+        for part in join.operands:
+            size = through.size(part.shape[axis])
+            if size is None:
+                return None
+            shape = _resized(call.shape, through.axis, size)
+            parts.append(self._emit(call.op, [part], shape, call.source, call.params))
         return self._join(parts, through.axis, call.source, through.repeats)
 
-    def _push_scan_in(self, call: "_Call", i: int, axis: int) -> Node | None:
-        if axis == 0:
-            return None
-        return self._joined(call, i, axis - 1, {})
+    def _slice(self, call: "_Call", starts: Sequence[int]) -> Node:
+        limits = tuple(a + n for a, n in zip(starts, call.shape, strict=True))
+        params = {"start_indices": tuple(starts), "limit_indices": limits}
+        return self._emit("slice", call.operands[:1], call.shape, call.source, params)
 
-    def _push_scan_out(self, call: "_Call", i: int, axis: int) -> Node:
-        return self._joined(call, i, axis + 1, {})
-
-    def _push_rev(self, call: "_Call", i: int, axis: int) -> Node | None:
-        if axis in call.params["dimensions"]:
-            return None
-        return self._joined(call, i, axis, {})
-
-    def _push_pad(self, call: "_Call", i: int, axis: int) -> Node | None:
-        if i or any(call.params["padding_config"][axis]):
-            return None
-        return self._joined(call, i, axis, {})
-
-    def _push_concatenate(self, call: "_Call", i: int, axis: int) -> Node | None:
-        if call.params["dimension"] == axis:
-            return None
-        others = {k: axis for k in range(len(call.operands)) if k != i}
-        return self._joined(call, i, axis, others)
-
-    def _push_split(self, call: "_Call", i: int, axis: int) -> Node | None:
-        at, result = call.params["axis"], call.params["result"]
-        start = sum(call.params["sizes"][:result])
-        starts, limits = [0] * len(call.shape), [*call.operands[0].shape]
-        starts[at], limits[at] = start, start + call.shape[at]
-        params = {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
-        return self._emit("slice", call.operands, call.shape, call.source, params)
-
-    def _push_dynamic_slice(self, call: "_Call", i: int, axis: int) -> Node | None:
-        join, indices = call.operands[0], call.operands[1:]
-        if i:
-            return None
-        starts = known_starts(join, indices, call.shape)
-        if starts is not None:
-            limits = tuple(a + n for a, n in zip(starts, call.shape, strict=True))
-            params = {"start_indices": starts, "limit_indices": limits}
-            return self._emit("slice", [join], call.shape, call.source, params)
-        if call.shape[axis] != join.shape[axis]:
-            return None
-
-        def change(params: dict[str, Any], size: int) -> dict[str, Any]:
-            return {
-                **params,
-                "slice_sizes": _resized(tuple(params["slice_sizes"]), axis, size),
-            }
-
-        return self._joined(call, i, axis, {}, change)
-
-    def _push_slice(self, call: "_Call", i: int, axis: int) -> Node | None:
+    def _part_of_join(self, call: "_Call", axis: int) -> Node | None:
+        """A part of a join: whole segments and parts of segments."""
         starts, limits = call.params["start_indices"], call.params["limit_indices"]
-        strides = call.params.get("strides") or (1,) * len(starts)
         join, found, at = call.operands[0], [], 0
-        if call.shape[axis] == join.shape[axis]:
-            return self._other_axes(call, axis)
+        strides = call.params.get("strides") or (1,) * len(starts)
         if strides[axis] != 1 or repeats_of(join) > 1:
             return None
         for part in join.operands:
@@ -336,66 +213,22 @@ class Segmented(Program):
                 "limit_indices": _resized(limits, axis, high),
                 "strides": strides,
             }
-            whole = shape == part.shape
-            found.append(
-                part
-                if whole
-                else self._emit("slice", [part], shape, call.source, params)
-            )
+            if shape == part.shape:
+                found.append(part)
+            else:
+                found.append(self._emit("slice", [part], shape, call.source, params))
         return found[0] if len(found) == 1 else self._join(found, axis, call.source)
 
-    def _other_axes(self, call: "_Call", axis: int) -> Node:
-        """A slice along other axes than the join's."""
 
-        def change(params: dict[str, Any], size: int) -> dict[str, Any]:
-            limits = _resized(tuple(params["limit_indices"]), axis, size)
-            return {**params, "limit_indices": limits}
-
-        return self._joined(call, 0, axis, {}, change)
-
-    def _push_dot_general(self, call: "_Call", i: int, axis: int) -> Node | None:
-        sums, batches = call.params["dimension_numbers"]
-        if axis in sums[i]:
-            if call.operands[i].data:
-                return None
-            beside = {1 - i: sums[1 - i][sums[i].index(axis)]}
-            return self._sum(self._each(call, i, -1, beside), call)
-        if axis in batches[i]:
-            at = batches[i].index(axis)
-            beside = {1 - i: batches[1 - i][at]}
-            return self._joined(call, i, at, beside)
-        out = dot_out(call.operands, sums, batches, i, axis)
-        return self._joined(call, i, out, {})
-
-    def _push_ragged_dot(self, call: "_Call", i: int, axis: int) -> Node | None:
-        if i != 1 or axis != 2:
-            return None
-        return self._joined(call, i, 1, {})
-
-    def _push_conv_general_dilated(
-        self, call: "_Call", i: int, axis: int
-    ) -> Node | None:
-        numbers, groups = (
-            call.params["dimension_numbers"],
-            call.params["feature_group_count"],
-        )
-        (_, channels, *_), (into, from_, *_) = numbers.lhs_spec, numbers.rhs_spec
-        out = numbers.out_spec[1]
-        data, kernel = call.operands
-        if groups == 1 and i == 1:
-            if axis == into:
-                return self._joined(call, i, out, {})
-            if axis == from_:
-                return self._sum(self._each(call, i, -1, {0: channels}), call)
-        depthwise = groups == data.shape[channels] == kernel.shape[into]
-        if depthwise and axis == (into if i else channels):
-
-            def change(params: dict[str, Any], size: int) -> dict[str, Any]:
-                return {**params, "feature_group_count": size}
-
-            beside = {0: channels} if i else {1: into}
-            return self._joined(call, i, out, beside, change)
-        return None
+def _params_of_part(call: "_Call", index: Index, size: int) -> dict[str, Any]:
+    """The parameters of an operation on a segment of a size."""
+    params = call.params
+    for name in ("limit_indices", "slice_sizes"):
+        if name in params and index.out is not None:
+            params = {**params, name: _resized(tuple(params[name]), index.out, size)}
+    if call.op == "conv_general_dilated" and len(index.axes) == 2 and index.out:
+        params = {**params, "feature_group_count": size}
+    return params
 
 
 class _Call:
@@ -418,29 +251,25 @@ def repeats_of(join: Node) -> int:
     return int(join.params.get("repeats", 1))
 
 
-def dot_out(
-    operands: Sequence[Node], sums: Any, batches: Any, i: int, axis: int
-) -> int:
-    """The axis of a product that a free axis of an operand becomes."""
-    gone = [(*sums[k], *batches[k]) for k in (0, 1)]
-    before = sum(a < axis and a not in gone[i] for a in range(len(operands[i].shape)))
-    left = len(operands[0].shape) - len(gone[0])
-    return len(batches[0]) + before + (left if i else 0)
-
-
-def known_starts(
-    node: Node, indices: Sequence[Node], shape: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """Where a dynamic slice begins on each axis; None if that depends on inputs."""
+def starts_of(node: "Node | _Call") -> Sequence[int] | None:
+    """Where a part of a value begins on each axis; None if that is not known."""
+    params = node.params
+    if node.op == "split":
+        starts = [0] * len(node.shape)
+        starts[params["axis"]] = sum(map(int, params["sizes"][: params["result"]]))
+        return starts
+    if node.op == "slice" and all(x == 1 for x in params.get("strides") or ()):
+        return [*params["start_indices"]]
+    if node.op != "dynamic_slice":
+        return None
+    whole, *indices = node.operands
     starts = []
-    for index, size, whole in zip(indices, shape, node.shape, strict=True):
-        if size == whole:
-            starts.append(0)
-        elif index.value is None:
+    for index, size, full in zip(indices, node.shape, whole.shape, strict=True):
+        if size != full and index.value is None:
             return None
-        else:
-            starts.append(min(max(int(index.value), 0), whole - size))
-    return tuple(starts)
+        at = 0 if index.value is None else int(index.value)
+        starts.append(min(max(at, 0), full - size))
+    return starts
 
 
 @dataclasses.dataclass(frozen=True)

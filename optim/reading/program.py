@@ -48,36 +48,26 @@ _FOLD |= {
     "floor": np.floor,
     "sign": np.sign,
     "abs": np.abs,
-    "square": np.square,
 }
-_ONCE = frozenset((*_ALONE, "square", "reduce_sum", "broadcast_in_dim", "reshape"))
+_ONCE = frozenset((*_ALONE, "reduce_sum", "broadcast_in_dim", "reshape"))
+# Operations that change no entry; the graph has their operands in place of them.
+_IDENTITIES = frozenset(
+    """
+    convert_element_type copy copy_p device_put layout_constraint mesh_cast name
+    optimization_barrier pvary reduce_precision reshard sharding_constraint
+    """.split()  # noqa: SIM905
+)
+_OTHER_NAMES = {
+    "add_any": "add",
+    "psum_invariant": "psum",
+    "scatter_add": "scatter-add",
+}
 # Operations that give every entry of their operand a place, and change none.
 MOVES = frozenset(
-    {
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "device_put",
-        "reshape",
-        "squeeze",
-        "expand_dims",
-        "transpose",
-        "broadcast_in_dim",
-        "reduce_precision",
-        "optimization_barrier",
-        "sharding_constraint",
-        "stop_gradient",
-        "name",
-        "pvary",
-        "rev",
-        "real",
-        "scan_out",
-        "scan_in",
-        "last",
-        "layout_constraint",
-        "mesh_cast",
-        "reshard",
-    }
+    """
+    broadcast_in_dim last real reshape rev scan_in scan_out squeeze stop_gradient
+    transpose
+    """.split()  # noqa: SIM905
 )
 
 
@@ -290,6 +280,13 @@ class Program:
 
     def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
         name, params = equation.primitive.name, equation.params
+        name = _OTHER_NAMES.get(name, name)
+        if name in _IDENTITIES:
+            return operands
+        if name == "square":
+            name, params = "integer_pow", {"y": 2}
+        elif name in ("mul", "div"):
+            name, operands = self._factor_last(name, operands)
         if name == "stack":
             return [self._stacked(equation, operands)]
         if name == "reshape" and params.get("dimensions") is not None:
@@ -330,6 +327,16 @@ class Program:
             )
             for i, variable in enumerate(equation.outvars)
         ]
+
+    def _factor_last(self, name: str, operands: list[Node]) -> tuple[str, list[Node]]:
+        """A product or quotient as a product whose known factor is the second one."""
+        one, other = operands
+        if name == "mul" and one.value is not None:
+            return name, [other, one]
+        if name == "div" and other.value and math.isfinite(other.value):
+            inverse = self._new("literal", [], (), value=1 / other.value)
+            return "mul", [one, inverse]
+        return name, operands
 
     def _entries(self, node: Node, axis: int, source: Any) -> list[Node]:
         """The entries of a value along an axis."""

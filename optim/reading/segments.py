@@ -12,18 +12,9 @@ from ..scales.declare import Declarations
 from ..scales.paths import open_numbers
 from .axes import Axes
 from .branches import Branches
-from .joints import (
-    ALONG,
-    ELEMENTWISE,
-    REDUCTIONS,
-    Cut,
-    Segmented,
-    Through,
-    dot_out,
-    known_starts,
-    reshaped,
-)
+from .joints import Cut, Segmented, Through, reshaped, starts_of
 from .leaves import Leaves
+from .links import ELEMENTWISE, indices
 from .lists import Pairing
 from .models import Reading
 from .program import Node, Program
@@ -179,28 +170,12 @@ def _slices(
     found: dict[tuple[int, int], tuple[Node, set[tuple[int, int]]]] = {}
     for node in program.nodes:
         source = node.operands[0] if node.operands else node
-        for axis, start in enumerate(_starts(node) or ()):
+        for axis, start in enumerate(starts_of(node) or ()):
             size = node.shape[axis]
             if size != source.shape[axis]:
                 _, parts = found.setdefault((source.id, axis), (source, set()))
                 parts.add((start, start + size))
     return found
-
-
-def _starts(node: Node) -> Sequence[int] | None:
-    """Where a part of a value begins; None for other operations."""
-    starts: list[int] | None = None
-    if node.op == "split":
-        starts = [0] * len(node.shape)
-        starts[node.params["axis"]] = sum(
-            map(int, node.params["sizes"][: node.params["result"]])
-        )
-    elif node.op == "slice":
-        if all(x == 1 for x in node.params.get("strides") or ()):
-            starts = [*node.params["start_indices"]]
-    elif node.op == "dynamic_slice":
-        return known_starts(node.operands[0], node.operands[1:], node.shape)
-    return starts
 
 
 def _covers(parts: Iterable[tuple[int, int]], size: int) -> bool:
@@ -297,7 +272,7 @@ class _Finder:
                 found |= {start, *(start + x for x in inner)}
                 start += part.shape[axis]
             return found - {0}
-        if node.op in ("carry", "dot_general", "conv_general_dilated") or not node.data:
+        if node.op in ("carry", *_PRODUCTS) or not node.data:
             return ()
         return {
             cut * through.down // through.up
@@ -308,18 +283,19 @@ class _Finder:
         }
 
 
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot")
+
+
 def _contracted(node: Node) -> Iterator[tuple[Node, int, Node, int]]:
     """Kernel, axis, data and axis of each sum of products."""
-    if node.op == "dot_general":
-        (left, right), _ = node.params["dimension_numbers"]
-        one, other = node.operands
-        for a, b in zip(left, right, strict=True):
-            yield one, a, other, b
-            yield other, b, one, a
-    elif node.op == "conv_general_dilated" and node.params["feature_group_count"] == 1:
-        numbers = node.params["dimension_numbers"]
-        data, kernel = node.operands
-        yield kernel, numbers.rhs_spec[1], data, numbers.lhs_spec[1]
+    if node.op in _PRODUCTS:
+        for index in indices(node):
+            if index.out is None and len(index.axes) == 2:
+                (one, a), (other, b) = (
+                    (node.operands[k], axis) for k, axis in index.axes.items()
+                )
+                yield one, a, other, b
+                yield other, b, one, a
 
 
 def _sources(node: Node, axis: int, repeats: int = 1) -> Iterator[tuple[Node, Through]]:
@@ -329,47 +305,10 @@ def _sources(node: Node, axis: int, repeats: int = 1) -> Iterator[tuple[Node, Th
         if through is not None:
             yield node.operands[0], through
         return
-    for operand, before in _unchanged(node, axis):
-        yield operand, Through(before, repeats, repeats, 1, 1)
-
-
-def _unchanged(node: Node, axis: int) -> Iterator[tuple[Node, int]]:
-    """Operands that have an axis of a result, and where."""
-    op, operands = node.op, node.operands
-    if op in ELEMENTWISE:
-        for operand in operands:
-            alike = len(operand.shape) == len(node.shape)
-            if alike and operand.shape[axis] == node.shape[axis]:
-                yield operand, axis
-    elif op in ALONG or op == "rev":
-        if axis not in node.params.get("dimensions", (node.params.get("axis"),)):
-            yield operands[0], axis
-    elif op == "pad":
-        if not any(node.params["padding_config"][axis]):
-            yield operands[0], axis
-    elif op == "transpose":
-        yield operands[0], node.params["permutation"][axis]
-    elif op == "broadcast_in_dim":
-        kept = node.params["broadcast_dimensions"]
-        if axis in kept:
-            before = kept.index(axis)
-            if operands[0].shape[before] == node.shape[axis]:
-                yield operands[0], before
-    elif op in ("squeeze", *REDUCTIONS):
-        gone = node.params["dimensions" if op == "squeeze" else "axes"]
-        rest = [a for a in range(len(operands[0].shape)) if a not in gone]
-        yield operands[0], rest[axis]
-    elif op == "scan_out":
-        if axis:
-            yield operands[0], axis - 1
-    elif op == "scan_in":
-        yield operands[0], axis + 1
-    elif op in ("slice", "dynamic_slice", "split"):
-        if operands[0].shape[axis] == node.shape[axis]:
-            yield operands[0], axis
-    elif op == "carry" or (op == "concatenate" and node.params["dimension"] != axis):
-        for operand in operands:
-            yield operand, axis
+    for index in indices(node):
+        if index.out == axis and not index.mixed:
+            for k, before in index.axes.items():
+                yield node.operands[k], Through(before, repeats, repeats, 1, 1)
 
 
 class _Walk:
@@ -400,14 +339,12 @@ class _Walk:
     def _before(
         self, node: Node, axis: int, cuts: frozenset[int], repeats: int
     ) -> Iterator[tuple[Node, int, frozenset[int], int]]:
-        kernel = _kernel_of(node, axis)
-        if kernel is not None:
+        if node.op in _PRODUCTS:
+            sources = [x for x, _ in _sources(node, axis)]
+            batch = len(sources) > 1 and node.op == "dot_general"
+            if batch or not any(x.weight for x in sources):
+                return
             self.kernel = True
-            yield *kernel, cuts, repeats
-            if node.op == "conv_general_dilated" and _depthwise(node):
-                channels = node.params["dimension_numbers"].lhs_spec[1]
-                yield node.operands[0], channels, cuts, repeats
-            return
         moved = _offset(node, axis)
         if moved is not None:
             if repeats == 1:
@@ -422,37 +359,10 @@ class _Walk:
 
 def _offset(node: Node, axis: int) -> int | None:
     """Where a part of a value begins along an axis; None for other operations."""
-    starts = _starts(node)
+    starts = starts_of(node)
     if starts is None or node.operands[0].shape[axis] == node.shape[axis]:
         return None
     return starts[axis]
-
-
-def _depthwise(node: Node) -> bool:
-    numbers = node.params["dimension_numbers"]
-    data, kernel = node.operands
-    channels = data.shape[numbers.lhs_spec[1]]
-    groups = node.params["feature_group_count"]
-    return bool(groups == channels == kernel.shape[numbers.rhs_spec[0]])
-
-
-def _kernel_of(node: Node, axis: int) -> tuple[Node, int] | None:
-    """The kernel whose output axis an axis of a product is, and that axis."""
-    if node.op == "dot_general":
-        sums, batches = node.params["dimension_numbers"]
-        for i, kernel in enumerate(node.operands):
-            for a in range(len(kernel.shape)):
-                if a in (*sums[i], *batches[i]):
-                    continue
-                if dot_out(node.operands, sums, batches, i, a) == axis:
-                    return (kernel, a) if kernel.weight else None
-    if node.op == "conv_general_dilated":
-        numbers = node.params["dimension_numbers"]
-        if axis == numbers.out_spec[1] and (
-            node.params["feature_group_count"] == 1 or _depthwise(node)
-        ):
-            return node.operands[1], numbers.rhs_spec[0]
-    return None
 
 
 # --- one scale of many ---

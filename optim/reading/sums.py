@@ -87,7 +87,7 @@ class Sums:
         inner, _ = self._branches.trunk(node.operands[0])
         size = math.prod(node.operands[0].shape[a] for a in axes)
         sides: tuple[Node, ...]
-        if inner.op in ("square", "integer_pow") and inner.params.get("y", 2) == 2:
+        if inner.op == "integer_pow" and inner.params["y"] == 2:
             sides = (inner.operands[0],) * 2
         elif inner.op == "mul" and all(x.data for x in inner.operands):
             sides = tuple(inner.operands)

@@ -7,9 +7,6 @@ from .axes import Axes
 from .branches import Branch, Branches, End, Failure
 from .program import Node, Program
 
-_ADDS = ("add", "add_any")
-_CASTS = ("convert_element_type", "copy", "reduce_precision", "optimization_barrier")
-
 
 @dataclasses.dataclass(frozen=True)
 class _Term:
@@ -43,9 +40,7 @@ class Totals:
         self.all: list[list[Branch]] = []
         for node in reversed(program.nodes):
             if node.id not in self._seen and self._is_sum(node):
-                terms = [
-                    t for t in self._terms(node, 1) if _uncast(t.node).op != "carry"
-                ]
+                terms = [t for t in self._terms(node, 1) if t.node.op != "carry"]
                 made = [self._made(term, node) for term in terms]
                 self.all.append([branch for branch in made if branch is not None])
 
@@ -57,12 +52,12 @@ class Totals:
     def _is_sum(self, node: Node) -> bool:
         if not node.data or not node.shape or node.backward:
             return False
-        if node.op in _ADDS and node.id not in self._streams:
+        if node.op == "add" and node.id not in self._streams:
             one, other = node.operands
             same = one.shape == other.shape and one.data and other.data
             return same or self._plus_bias(node) is not None
         if node.op == "last":
-            return self._is_sum(_uncast(node.operands[0]))
+            return self._is_sum(node.operands[0])
         return self._stack(node) is not None
 
     def _plus_bias(self, node: Node) -> Node | None:
@@ -70,7 +65,7 @@ class Totals:
         for x, y in (node.operands, node.operands[::-1]):
             if x.data and y.value == 0:
                 return x
-            if x.data and y.weight and x.op in _ADDS and self._is_sum(x):
+            if x.data and y.weight and x.op == "add" and self._is_sum(x):
                 return x
         return None
 
@@ -78,7 +73,7 @@ class Totals:
         """What a sum over an axis of stacked values adds up."""
         if node.op != "reduce_sum":
             return None
-        joined, axes = _uncast(node.operands[0]), node.params["axes"]
+        joined, axes = node.operands[0], node.params["axes"]
         if joined.op == "scan_out" and 0 in axes:
             is_map = self._program.is_map(joined.operands[0].loop)
             return None if is_map else joined
@@ -104,29 +99,27 @@ class Totals:
                     runs *= joined.operands[0].runs // joined.runs
                 node = joined
             for operand in node.operands:
-                inner = _uncast(operand)
-                if self._is_sum(inner):
-                    todo.append((inner, runs))
+                if self._is_sum(operand):
+                    todo.append((operand, runs))
                 elif operand.data or operand.weight:
                     yield _Term(node, operand, runs)
 
     def _looped(self, last: Node, runs: int) -> Iterator[_Term]:
         """The terms that the iterations of a loop add to its carry."""
         end = last.operands[0]
-        terms = [*self._terms(_uncast(end), 1)]
+        terms = [*self._terms(end, 1)]
         carries = {c.id: c for c in self._carries.get(end.id, [])}
-        starts = [t for t in terms if _uncast(t.node).id in carries]
-        many = self._program.loops[_uncast(starts[0].node).loop][0] if starts else 1
+        starts = [t for t in terms if t.node.id in carries]
+        many = self._program.loops[starts[0].node.loop][0] if starts else 1
         for term in terms:
             if term not in starts:
                 yield dataclasses.replace(term, runs=term.runs * runs * many)
         for term in starts[:1]:
-            carry = _uncast(term.node)
-            start = _uncast(carry.operands[0])
+            start = term.node.operands[0]
             if self._is_sum(start):
                 yield from self._terms(start, runs)
             elif start.data:
-                yield _Term(carry, carry.operands[0], runs)
+                yield _Term(term.node, start, runs)
 
     def _made(self, term: _Term, root: Node) -> Branch | None:
         end, failure = term.node, None
@@ -166,10 +159,3 @@ class Totals:
                     reached.add(operand.id)
                     todo.add(operand.id)
         return frozenset(found)
-
-
-def _uncast(node: Node) -> Node:
-    """The value without casts."""
-    while node.op in _CASTS:
-        node = node.operands[0]
-    return node

@@ -1,0 +1,228 @@
+"""How axes of an operation's operands become axes of its result, for every primitive.
+
+Each operation is described as an `einsum` is: by its indices.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from .program import Node, regrouped
+
+SUM = "sum"  # of the products of the segments of an axis that is summed over
+
+# Operations on entries in the same place of all operands.
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp complex conj cos
+    cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite
+    join last le log log1p logistic lt max min mul ne neg not or pow real rem round
+    rsqrt select_n sign sin sinh sqrt stop_gradient sub tan tanh
+    """.split()  # noqa: SIM905
+)
+# Operations that mix the entries along an axis: the name of that parameter.
+_ALONG = {
+    "cumsum": "axis",
+    "cumprod": "axis",
+    "cummax": "axis",
+    "cummin": "axis",
+    "cumlogsumexp": "axis",
+    "rev": "dimensions",
+    "sort": "dimension",
+    "concatenate": "dimension",
+    "all_gather": "all_gather_dimension",
+}
+_REDUCTIONS = "sum max min prod and or".split()  # noqa: SIM905
+REDUCTIONS = frozenset((*(f"reduce_{x}" for x in _REDUCTIONS), "argmax", "argmin"))
+# Operations that keep axes in place, and take or mix entries where a size changes.
+_IN_PLACE = frozenset(
+    """
+    carry dynamic_slice dynamic_update_slice pad psum random_bits
+    reduce_window reduce_window_max reduce_window_sum scatter scatter-add slice split
+    sum tile top_k
+    """.split()  # noqa: SIM905
+)
+
+
+class Index(NamedTuple):
+    """One index of an operation.
+
+    Attributes:
+      out: its axis of the result; None if it is summed (or otherwise reduced) over.
+      axes: {place of an operand: the axis of it}.
+      mixed: whether the result's entries along this axis are not those of the
+        operands in the same order, e.g. of a cumulative sum or a part.
+    """
+
+    out: int | None
+    axes: Mapping[int, int]
+    mixed: bool = False
+
+
+class Operation(Protocol):
+    """What `indices` needs to know."""
+
+    op: str
+    operands: list[Node]
+    shape: tuple[int, ...]
+    params: dict[str, Any]
+
+
+def indices(node: Operation) -> list[Index]:
+    """The indices of an operation; [] if it is not known what it does.
+
+    Examples:
+      >>> numbers = (((1,), (0,)), ((), ()))
+      >>> x, w = (Node(0, "input", [], s, {}, None, 1) for s in ((2, 3), (3, 4)))
+      >>> product = Node(
+      ...     2, "dot_general", [x, w], (2, 4), {"dimension_numbers": numbers}, None, 1)
+      >>> [(i.out, i.axes) for i in indices(product)]
+      [(None, {0: 1, 1: 0}), (0, {0: 0}), (1, {1: 1})]
+    """
+    if node.op in ELEMENTWISE or node.op in _IN_PLACE or node.op in _ALONG:
+        return list(_same_place(node))
+    if node.op in REDUCTIONS:
+        return list(_dropped(node, node.params["axes"], summed=True))
+    reader = _READERS.get(node.op)
+    return list(reader(node)) if reader is not None else []
+
+
+def index_of(node: Operation, operand: int, axis: int) -> Index | None:
+    """The index of an axis of an operand; None if none is known."""
+    found = (x for x in indices(node) if x.axes.get(operand) == axis)
+    return next(found, None)
+
+
+def _same_place(node: Operation) -> Iterator[Index]:
+    along = node.params.get(_ALONG.get(node.op, ""), ())
+    mixed = along if isinstance(along, tuple) else (along,)
+    rank = len(node.shape)
+    like = [k for k, x in enumerate(node.operands) if len(x.shape) == rank]
+    for a, size in enumerate(node.shape):
+        if node.op in _IN_PLACE or node.op == "concatenate":
+            taken = a in mixed or any(node.operands[k].shape[a] != size for k in like)
+            yield Index(a, dict.fromkeys(like, a), taken)
+        else:
+            axes = {k: a for k in like if node.operands[k].shape[a] == size}
+            yield Index(
+                a, axes, a == along or (isinstance(along, tuple) and a in along)
+            )
+
+
+def _dropped(node: Operation, gone: Sequence[int], summed: bool) -> Iterator[Index]:
+    rank, at = len(node.operands[0].shape), 0
+    away = {a % rank for a in gone}
+    for a in range(rank):
+        if a not in away:
+            yield Index(at, {0: a})
+            at += 1
+        elif summed:
+            yield Index(None, {0: a})
+
+
+def _transpose(node: Operation) -> Iterator[Index]:
+    for out, a in enumerate(node.params["permutation"]):
+        yield Index(out, {0: a})
+
+
+def _broadcast(node: Operation) -> Iterator[Index]:
+    shape = node.operands[0].shape
+    for a, out in enumerate(node.params["broadcast_dimensions"]):
+        if shape[a] == node.shape[out]:
+            yield Index(out, {0: a})
+
+
+def _reshape(node: Operation) -> Iterator[Index]:
+    old, new = node.operands[0].shape, node.shape
+    for before, after in regrouped(old, new):
+        # An axis of size one belongs to nothing, unless it stands alone.
+        merged = [a for a in before if old[a] > 1] or before
+        split = [a for a in after if new[a] > 1 or len(after) == 1]
+        for a in merged:
+            for out in split:
+                yield Index(out, {0: a}, old[a] != new[out])
+
+
+def _dot(node: Operation) -> Iterator[Index]:
+    (lc, rc), (lb, rb) = node.params["dimension_numbers"]
+    for pair in zip(lc, rc, strict=True):
+        yield Index(None, dict(enumerate(pair)))
+    for at, pair in enumerate(zip(lb, rb, strict=True)):
+        yield Index(at, dict(enumerate(pair)))
+    out = len(lb)
+    for k, gone in enumerate(((*lc, *lb), (*rc, *rb))):
+        for a in range(len(node.operands[k].shape)):
+            if a not in gone:
+                yield Index(out, {k: a})
+                out += 1
+
+
+def _ragged_dot(node: Operation) -> Iterator[Index]:
+    yield Index(None, {0: 1, 1: 1})
+    yield Index(0, {0: 0}, mixed=True)
+    yield Index(1, {1: 2})
+
+
+def _convolution(node: Operation) -> Iterator[Index]:
+    numbers, groups = (
+        node.params["dimension_numbers"],
+        node.params["feature_group_count"],
+    )
+    (batch, channels, *places) = numbers.lhs_spec
+    (into, from_, *window) = numbers.rhs_spec
+    out_batch, out, *out_places = numbers.out_spec
+    yield Index(out_batch, {0: batch}, node.params["batch_group_count"] != 1)
+    if groups == 1:
+        yield Index(None, {0: channels, 1: from_})
+        yield Index(out, {1: into})
+    elif is_depthwise(node):
+        yield Index(out, {0: channels, 1: into})
+        yield Index(None, {1: from_})
+    else:
+        yield Index(None, {1: from_})
+        yield Index(out, {1: into}, mixed=True)
+    for a in window:
+        yield Index(None, {1: a}, mixed=True)
+    for a, b in zip(places, out_places, strict=True):
+        yield Index(b, {0: a}, mixed=True)
+
+
+def is_depthwise(node: Operation) -> bool:
+    """Whether a convolution has one kernel for each channel."""
+    numbers = node.params["dimension_numbers"]
+    data, kernel = node.operands[:2]
+    channels = data.shape[numbers.lhs_spec[1]]
+    groups = node.params["feature_group_count"]
+    return bool(groups == channels == kernel.shape[numbers.rhs_spec[0]])
+
+
+def _gather(node: Operation) -> Iterator[Index]:
+    numbers = node.params["dimension_numbers"]
+    batch = tuple(getattr(numbers, "operand_batching_dims", ()))
+    gone = {*numbers.collapsed_slice_dims, *batch}
+    kept = [a for a in range(len(node.operands[0].shape)) if a not in gone]
+    for a, out in zip(kept, numbers.offset_dims, strict=True):
+        yield Index(out, {0: a}, mixed=True)
+
+
+def _scan_in(node: Operation) -> Iterator[Index]:
+    for out in range(len(node.shape)):
+        yield Index(out, {0: out + 1})
+
+
+def _scan_out(node: Operation) -> Iterator[Index]:
+    for a in range(len(node.operands[0].shape)):
+        yield Index(a + 1, {0: a})
+
+
+_READERS = {
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast,
+    "squeeze": lambda node: _dropped(node, node.params["dimensions"], summed=False),
+    "reshape": _reshape,
+    "dot_general": _dot,
+    "ragged_dot": _ragged_dot,
+    "conv_general_dilated": _convolution,
+    "gather": _gather,
+    "scan_in": _scan_in,
+    "scan_out": _scan_out,
+}
