@@ -4,10 +4,9 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from .links import ELEMENTWISE, SUM
-from .program import MOVES, Node, Program, regrouped
+from .links import CONVOLUTION, ELEMENTWISE, indices, is_known
+from .program import MOVES, Node, Program
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
 # An operand, its contracted axes, its batch axes, and the other operand.
@@ -155,15 +154,10 @@ class Axes:
         reader = getattr(self, f"_op_{node.op}", None)
         if reader is not None:
             reader(node)
-        elif node.op in MOVES or node.op in _SAME_PLACE:
+        elif is_known(node.op):
             self._elementwise(node)
         elif any(self._is_kernel(x) and x.weight for x in node.operands):
-            if node.op in ELEMENTWISE and _alike(node):
-                self._elementwise(node)
-            else:
-                self._give_up(node)
-        elif _alike(node):
-            self._carry_results(node)
+            self._give_up(node)
         keeps = node.op in ("mul", "sub", "select_n", *MOVES)
         data = [x for x in node.operands if x.data]
         if keeps and data and all(x.id in self.hot for x in data):
@@ -209,7 +203,7 @@ class Axes:
                 self._normed.add(node.id)
             self._keep_gains(node)
             if node.op in ("mul", "div") and len(kernels) == 2:
-                self._add_gains(node, [self._moved(node, x) for x in kernels])
+                self._add_gains(node, [self._joined(node, [x]) for x in kernels])
             elif node.op in ("mul", "select_n") and self._is_diagonal(node):
                 both = NONE.union(*self.labels[node.id])
                 self.labels[node.id] = both, both
@@ -217,19 +211,16 @@ class Axes:
                 self._diagonal.add(node.id)
             return
         rows = [x for x in node.operands if x.id in self._rows and self._is_kernel(x)]
-        others = [x for x in node.operands if x.data and x.id not in self._rows]
-        moves = node.op in MOVES or len(node.operands) == 1  # e.g. a cast of rows
-        if moves and rows and not kernels and not others:
+        data = [x for x in node.operands if x.data]
+        if rows and not kernels and node.op not in ELEMENTWISE - MOVES and data == rows:
             self.labels[node.id] = self._joined(node, rows)
             self._rows[node.id] = self._rows[rows[0].id]
             return
-        if kernels or rows:
-            data = [x for x in node.operands if x.data]
-            if node.op == "mul" and len(data) == 1 and kernels:
-                self._multiply(node, data[0], kernels[0])
-                return
-            for kernel in (*kernels, *(rows if len(data) > 1 or kernels else ())):
-                self._mark(node, [(axes, Use.ENTRY) for axes in self._of(kernel)])
+        if node.op == "mul" and len(data) == 1 and kernels:
+            self._multiply(node, data[0], kernels[0])
+            return
+        for kernel in kernels:
+            self._mark(node, [(axes, Use.ENTRY) for axes in self._of(kernel)])
         self._carry_results(node)
 
     def _is_diagonal(self, node: Node) -> bool:
@@ -284,8 +275,10 @@ class Axes:
                 frozenset({(0, a)}) if a in spread else NONE
                 for a in range(len(source.shape))
             )
-            self._pending[node.id] = self._moved(node, source, labels), product
-            moved = self._moved(node, source, marked)
+            at = [x is source for x in node.operands]
+            moved = self._moved(node, [labels if x else () for x in at])
+            self._pending[node.id] = moved, product
+            moved = self._moved(node, [marked if x else () for x in at])
             self._spread[node.id] = frozenset(a for a, x in enumerate(moved) if x)
             return True
         for source in waiting:
@@ -310,51 +303,28 @@ class Axes:
         self._mark(product, marks)
 
     def _joined(self, node: Node, operands: Iterable[Node]) -> Labels:
-        joined = [NONE] * len(node.shape)
-        for operand in operands:
-            labels = self._moved(node, operand)
-            if len(labels) == len(joined):
-                joined = [a | b for a, b in zip(joined, labels, strict=True)]
-        return tuple(joined)
+        """The labels of operands at the places of the node's axes."""
+        chosen = {id(x) for x in operands}
+        return self._moved(
+            node, [self._of(x) if id(x) in chosen else () for x in node.operands]
+        )
 
-    def _moved(self, node: Node, operand: Node, labels: Labels | None = None) -> Labels:
-        """Labels of an operand's axes at the places of the node's axes."""
-        labels = self._of(operand) if labels is None else labels
-        rank = len(node.shape)
-        if node.op == "transpose":
-            return tuple(labels[a] for a in node.params["permutation"])
-        if node.op == "broadcast_in_dim":
-            moved = [NONE] * rank
-            for i, axis in enumerate(node.params["broadcast_dimensions"]):
-                if operand.shape[i] == node.shape[axis]:
-                    moved[axis] = labels[i]
-            return tuple(moved)
-        if node.op == "squeeze":
-            gone = {a % len(labels) for a in node.params["dimensions"]}
-            return tuple(x for i, x in enumerate(labels) if i not in gone)
-        if node.op == "reshape":
-            return _reshaped(operand.shape, node.shape, labels)
-        if node.op == "scan_in":
-            return labels[1:]
-        if node.op == "scan_out":
-            return (self._mapped.get(operand.loop, NONE), *labels)
-        if node.op in ("mul", "div") and len(labels) == rank:  # sizes of one broadcast
-            sizes = zip(operand.shape, node.shape, labels, strict=True)
-            return tuple(x if a == b else NONE for a, b, x in sizes)
-        return labels
+    def _moved(self, node: Node, each: Sequence[Labels]) -> Labels:
+        """Labels of each operand's axes, or (), at the places of the node's axes."""
+        moved = [NONE] * len(node.shape)
+        for index in indices(node) if any(each) else ():
+            for k, a in index.axes.items():
+                if index.out is not None and each[k]:
+                    moved[index.out] |= each[k][a]
+        if node.op == "scan_out" and any(each):
+            moved[0] = self._mapped.get(node.operands[0].loop, NONE)
+        return tuple(moved)
 
     def _carry_results(self, node: Node) -> None:
         """Follow the axes of results that come from output axes of parameters."""
-        joined = [NONE] * len(node.shape)
+        each = [self._results.get(x.id, ()) for x in node.operands]
+        joined = self._moved(node, each)
         spread: set[int] = set()
-        for operand in node.operands:
-            if operand.id in self._pending and operand.data:
-                continue
-            found = self._results.get(operand.id)
-            if found is not None:
-                labels = self._moved(node, operand, found)
-                if len(labels) == len(joined):
-                    joined = [a | b for a, b in zip(joined, labels, strict=True)]
         if node.op == "broadcast_in_dim" and node.operands[0].data:
             kept = node.params["broadcast_dimensions"]
             old = node.operands[0].shape
@@ -365,7 +335,7 @@ class Axes:
         elif len(node.operands) == 1:
             spread = set(self._spread.get(node.operands[0].id, ()))
         if any(joined):
-            self._results[node.id] = tuple(joined)
+            self._results[node.id] = joined
         if spread:
             self._spread[node.id] = frozenset(spread)
 
@@ -382,61 +352,58 @@ class Axes:
         if node.weight and not (left.weight and right.weight):
             self._mixed_by_constants(node, sides)
             return
-        results = [NONE] * len(node.shape)
-        offset = len(lb)
-        at = {id(left): offset, id(right): offset + len(left.shape) - len(lc) - len(lb)}
-        for (x, contracted, batch, other), seed in zip(sides, seeds, strict=True):
-            if seed:
+        kernels: list[Labels] = [(), ()]
+        for k, (x, contracted, _, other) in enumerate(sides):
+            if not seeds[k]:
+                mixed = self._kernel_of(x, contracted) if other.data else ()
+                selects = x.weight or self._selects(x, contracted)
+                # Of two tables that were looked up, neither is a kernel.
+                rows = (
+                    x.id in self._rows and self._is_kernel(other) and not other.weight
+                )
+                if mixed or (selects and not rows and self._is_kernel(x)):
+                    kernels[k] = mixed or self._of(x)
+            if not kernels[k] and self._is_kernel(x):
                 self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
-                continue
-            mixed = self._kernel_of(x, contracted) if other.data else ()
-            if not mixed and (
-                not self._is_kernel(x) or not (x.weight or self._selects(x, contracted))
-            ):
-                if self._is_kernel(x):
-                    self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
-                continue
-            if x.id in self._rows and self._is_kernel(other) and not other.weight:
-                # Two tables that were looked up: neither is a kernel.
-                self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
-                continue
-            labels, hot = mixed or self._of(x), other.id in self.hot
-            free = [a for a in range(len(x.shape)) if a not in (*contracted, *batch)]
-            into = Use.TABLE if hot else Use.IN
-            gains = self._gains.get(x.id, NONE)
-            self._mark(
-                node,
-                [
-                    *((labels[a] - gains, into) for a in contracted),
-                    *((labels[a] & gains, Use.ENTRY) for a in contracted),
-                    *((labels[a], Use.COPY) for a in batch),
-                    *((labels[a], Use.OUT) for a in free),
-                    (self._rows.get(x.id, NONE), Use.COPY),
-                ],
-            )
-            self.kernel_sums[node.id] = node
-            own = {p for axes in labels for p, _ in axes}
-            mapped = self._mapped.get(node.loop, NONE)
-            copied = NONE.union(*(labels[a] for a in batch))
-            self._copied[node.id] = copied | {x for x in mapped if x[0] in own}
-            for i, a in enumerate(free):
-                results[at[id(x)] + i] = labels[a]
-            for i, a in enumerate(batch):
-                results[i] |= labels[a]
-            across = lc if other is left else rc
-            self.units |= {y for a in across for y in self._entries(other)[a]}
-            self._batched(node, other, lb if other is left else rb)
-        for x, contracted, batch, _ in sides:  # axes that stay beside the parameters
-            found = self._results.get(x.id)
-            if found is not None and x.data:
-                gone = (*contracted, *batch)
-                kept = [a for a in range(len(x.shape)) if a not in gone]
-                for i, a in enumerate(kept):
-                    results[at[id(x)] + i] |= found[a]
-                for i, a in enumerate(batch):
-                    results[i] |= found[a]
+        results = self._multiplied(node, kernels)
+        # Axes that stay beside the parameters.
+        each = [self._results.get(x.id, ()) if x.data else () for x in (left, right)]
+        pairs = zip(results, self._moved(node, each), strict=True)
+        results = tuple(a | b for a, b in pairs)
         if any(results):
-            self._results[node.id] = tuple(results)
+            self._results[node.id] = results
+
+    def _multiplied(self, node: Node, kernels: Sequence[Labels]) -> Labels:
+        """Mark the axes of a product's kernels; those of its result."""
+        for k, labels in enumerate(kernels):
+            if not labels:
+                continue
+            kernel, other = node.operands[k], node.operands[1 - k]
+            gains, copied = self._gains.get(kernel.id, NONE), NONE
+            marks = [(self._rows.get(kernel.id, NONE), Use.COPY)]
+            for index in indices(node):
+                if k not in index.axes:
+                    continue
+                axes, shared = labels[index.axes[k]], 1 - k in index.axes
+                if index.out is None and (shared or node.op == CONVOLUTION):
+                    into = Use.TABLE if other.id in self.hot else Use.IN
+                    marks += [(axes - gains, into), (axes & gains, Use.ENTRY)]
+                    across = self._entries(other)[index.axes[1 - k]] if shared else NONE
+                    self.units |= across
+                elif index.out is not None and (not shared or node.op == CONVOLUTION):
+                    marks.append((axes, Use.OUT))
+                else:
+                    copied |= axes
+                    marks.append((axes, Use.COPY))
+                    if index.out is not None:
+                        self._batched(node, other, index.axes[1 - k])
+            self._mark(node, marks)
+            if node.op == "dot_general":
+                self.kernel_sums[node.id] = node
+                mapped = self._mapped.get(node.loop, NONE)
+                own = _params(labels)
+                self._copied[node.id] = copied | {x for x in mapped if x[0] in own}
+        return self._moved(node, kernels)
 
     def _entries(self, node: Node) -> Labels:
         """The output axes of parameters that the axes of an activation come from."""
@@ -552,18 +519,11 @@ class Axes:
             ]
         self.labels[node.id] = (*batch_labels, *free)
 
-    def _batched(self, node: Node, data: Node, batch: Sequence[int]) -> None:
+    def _batched(self, node: Node, data: Node, axis: int) -> None:
         """Axes of earlier results that are batch axes here count copies (experts)."""
-        found = self._results.get(data.id)
-        if found is None:
-            return
-        for axis in batch:
-            whole = [
-                label
-                for label in found[axis]
-                if sum(label in others for others in found) == 1
-            ]
-            self._mark(node, [(whole, Use.COPY)])
+        found = self._entries(data)
+        whole = [x for x in found[axis] if sum(x in others for others in found) == 1]
+        self._mark(node, [(whole, Use.COPY)])
 
     def _op_conv_general_dilated(self, node: Node) -> None:
         data, kernel = node.operands[:2]
@@ -572,22 +532,8 @@ class Axes:
             node.data, node.weight = True, False
             self._mark(node, [(axes, Use.ENTRY) for axes in self._of(data)])
         labels = self._modulated(kernel)
-        if not labels:
-            return
-        out, into, *window = node.params["dimension_numbers"].rhs_spec
-        results = [NONE] * len(node.shape)
-        summed = labels[into].union(*(labels[a] for a in window))
-        gains = self._gains.get(kernel.id, NONE)
-        self._mark(
-            node,
-            [
-                (labels[out], Use.OUT),
-                (summed - gains, Use.IN),
-                (summed & gains, Use.ENTRY),
-            ],
-        )
-        results[node.params["dimension_numbers"].out_spec[1]] = labels[out]
-        self._results[node.id] = tuple(results)
+        if labels:
+            self._results[node.id] = self._multiplied(node, [(), labels])
 
     def _modulated(self, node: Node) -> Labels:
         """The axes of a kernel that depends on data: masked, sampled, or updated."""
@@ -600,20 +546,17 @@ class Axes:
     def _mixed(self, node: Node) -> Labels:
         if node.op in MOVES and len(node.operands) == 1:
             labels = self._modulated(node.operands[0])
-            return self._moved(node, node.operands[0], labels) if labels else ()
+            return self._moved(node, [labels]) if labels else ()
         if node.op not in ("mul", "add", "sub", "div", "select_n"):
             return ()
-        joined = [NONE] * len(node.shape)
         sides = [self._modulated(operand) for operand in node.operands]
-        for labels in sides:
-            if len(labels) == len(joined):
-                joined = [a | b for a, b in zip(joined, labels, strict=True)]
+        joined = self._moved(node, sides)
         self._keep_gains(node)
         if node.op in ("mul", "div") and all(sides):
             self._add_gains(node, sides)
         matrix = len([axes for axes in joined if axes]) > 1
         whole = all(x or n == 1 for x, n in zip(joined, node.shape, strict=True))
-        return tuple(joined) if matrix and (whole or node.op == "mul") else ()
+        return joined if matrix and (whole or node.op == "mul") else ()
 
     def _kernel_of(self, node: Node, contracted: Sequence[int]) -> Labels:
         """The axes of a product's kernel that depends on data; () for an activation."""
@@ -627,41 +570,20 @@ class Axes:
         return labels if free and (whole or styled) else ()
 
     def _op_ragged_dot_general(self, node: Node) -> None:
-        numbers = node.params["ragged_dot_dimension_numbers"]
-        (_, contracted), (_, batch) = numbers.dot_dimension_numbers
-        kernel = node.operands[1]
-        if not self._is_kernel(kernel):
-            return
-        labels, groups = self._of(kernel), tuple(numbers.rhs_group_dimensions)
-        free = set(range(len(labels))) - {*contracted, *batch, *groups}
-        self._mark(
-            node,
-            [
-                *((labels[a], Use.IN) for a in contracted),
-                *((labels[a], Use.COPY) for a in (*batch, *groups)),
-                *((labels[a], Use.OUT) for a in free),
-            ],
-        )
-
-    def _op_ragged_dot(self, node: Node) -> None:
-        kernel = node.operands[1]
-        if self._is_kernel(kernel):
-            group, into, out = self._of(kernel)
-            self._mark(node, [(group, Use.COPY), (into, Use.IN), (out, Use.OUT)])
+        if self._is_kernel(node.operands[1]):
+            self._multiplied(node, [(), self._of(node.operands[1]), ()])
 
     def _op_gather(self, node: Node) -> None:
         table, indices = node.operands[:2]
         numbers = node.params["dimension_numbers"]
         if not self._is_kernel(table):
-            self._carry_rows(node, table, numbers)
+            self._carry_results(node)
             return
         labels, sizes = self._of(table), node.params["slice_sizes"]
         batch = tuple(getattr(numbers, "operand_batching_dims", ()))
         gone = {*numbers.collapsed_slice_dims, *batch}
         kept = [a for a in range(len(labels)) if a not in gone]
-        result = [NONE] * len(node.shape)
-        for axis, place in zip(kept, numbers.offset_dims, strict=True):
-            result[place] = labels[axis]
+        result = self._joined(node, [table])
         looked = [a for a in range(len(labels)) if sizes[a] != table.shape[a]]
         if not indices.data and any(labels[a] & self.growing for a in looked):
             rest = [a for a in range(len(node.shape)) if a not in numbers.offset_dims]
@@ -671,11 +593,12 @@ class Axes:
                 self._give_up(node)  # an entry has several places, as in a circulant
                 return
             if places:
-                for a in places:
-                    result[a] = NONE.union(*(labels[b] for b in looked))
-                self.labels[node.id] = tuple(result)
+                found = NONE.union(*(labels[b] for b in looked))
+                self.labels[node.id] = tuple(
+                    found if a in places else axes for a, axes in enumerate(result)
+                )
                 return
-        self.labels[node.id] = tuple(result)
+        self.labels[node.id] = result
         if indices.data:
             self._rows[node.id] = frozenset().union(*(labels[a] for a in looked))
             self._mark(
@@ -687,19 +610,6 @@ class Axes:
             )
         else:
             self.sliced |= {x for a in looked for x in labels[a]}
-
-    def _carry_rows(self, node: Node, source: Node, numbers: Any) -> None:
-        """Follow the axes of results through rows of an activation."""
-        found = self._results.get(source.id)
-        if found is None:
-            return
-        gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-        kept = [axes for a, axes in enumerate(found) if a not in gone]
-        result = [NONE] * len(node.shape)
-        for axes, place in zip(kept, numbers.offset_dims, strict=True):
-            result[place] = axes
-        if any(result):
-            self._results[node.id] = tuple(result)
 
     def _op_dynamic_slice(self, node: Node) -> None:
         table, *indices = node.operands
@@ -778,7 +688,7 @@ class Axes:
                 if self._program.is_map(node.loop):
                     before = self._mapped.get(node.loop, NONE)
                     self._mapped[node.loop] = before | labels[0]
-            self.labels[node.id] = labels[1:]
+            self.labels[node.id] = self._joined(node, [source])
             if source.id in self._rows:
                 self._rows[node.id] = self._rows[source.id]
         else:
@@ -791,22 +701,18 @@ class Axes:
             self._settle(source, axes)
             if any(labels[a] for a in axes):
                 self.kernel_sums[node.id] = product
-                kept = tuple(x for a, x in enumerate(labels) if a not in axes)
-                self._results[node.id] = kept
+                self._results[node.id] = self._moved(node, [labels])
             return
         if node.weight:
             labels = self._of(source)
-            self.labels[node.id] = tuple(
-                x for i, x in enumerate(labels) if i not in axes
-            )
+            self.labels[node.id] = self._moved(node, [labels])
             if labels:
                 self.norms.append((node, NONE.union(*(labels[a] for a in axes))))
             self._normed.add(node.id)
             return
         found = self._results.get(source.id)
         if found is not None:
-            kept = tuple(x for i, x in enumerate(found) if i not in axes)
-            if any(kept):
+            if any(kept := self._moved(node, [found])):
                 self._results[node.id] = kept
             if node.op == "reduce_sum":
                 self._sum_copies(node, NONE.union(*(found[a] for a in axes)))
@@ -828,37 +734,6 @@ class Axes:
 
     _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
     _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce
-
-
-# Primitives of several results or other sizes that keep axes in their place.
-_SAME_PLACE = frozenset(
-    {
-        "split",
-        "pad",
-        "concatenate",
-        "dynamic_update_slice",
-        "cumsum",
-        "cumprod",
-        "cummax",
-        "cumlogsumexp",
-        "fft",
-        "sort",
-        "tile",
-        "top_k",
-        "scatter",
-        "scatter-add",
-        "psum",
-        "all_gather",
-        "reduce_window",
-        "reduce_window_sum",
-        "select_n",
-        "clamp",
-        "join",
-        "last",
-        "random_bits",
-        SUM,
-    }
-)
 
 
 def _params(labels: Labels) -> set[int]:
@@ -896,31 +771,3 @@ def _counts(node: Node) -> int | None:
         kept, inner = node.params["broadcast_dimensions"], node.operands[0].shape
         axes = [a for a, n in zip(kept, inner, strict=True) if n > 1]
     return axes[0] if len(axes) == 1 and origin(node).op == "iota" else None
-
-
-def _alike(node: Node) -> bool:
-    """Whether all operands have the result's rank, or are scalars."""
-    return all(len(x.shape) in (0, len(node.shape)) for x in node.operands)
-
-
-def _reshaped(
-    old: tuple[int, ...], new: tuple[int, ...], labels: Labels
-) -> tuple[frozenset[Axis], ...]:
-    """The labels after axes were split or merged.
-
-    Examples:
-      >>> one, two = frozenset({(0, 0)}), frozenset({(0, 1)})
-      >>> _reshaped((4, 6), (4, 2, 3), (one, two)) == (one, two, two)
-      True
-    """
-    result = [NONE] * len(new)
-    for before, after in regrouped(old, new):
-        # An axis of size one belongs to nothing, unless it stands alone.
-        merged = [labels[k] for k in before if old[k] > 1] or [
-            labels[k] for k in before
-        ]
-        every = frozenset().union(*merged)
-        for k in after:
-            if new[k] > 1 or len(after) == 1:
-                result[k] = every
-    return tuple(result)

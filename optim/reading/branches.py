@@ -13,7 +13,6 @@ from .program import MOVES, Node, Program
 _KERNEL_OPS = (
     "dot_general",
     "conv_general_dilated",
-    "ragged_dot",
     "ragged_dot_general",
 )
 _NONLINEAR = frozenset(

@@ -124,7 +124,7 @@ class Segmented(Program):
             return self._join(
                 parts, index.out, call.source, repeats_of(call.operands[i])
             )
-        products = ("dot_general", "conv_general_dilated", "ragged_dot")
+        products = ("dot_general", "conv_general_dilated", "ragged_dot_general")
         of_kernel = call.op in products and not call.operands[i].data
         if call.op != "reduce_sum" and not of_kernel:
             return None

@@ -3,11 +3,12 @@
 Each operation is described as an `einsum` is: by its indices.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .program import Node, regrouped
 
+CONVOLUTION = "conv_general_dilated"
 SUM = "sum"  # of the products of the segments of an axis that is summed over
 
 # Operations on entries in the same place of all operands.
@@ -16,31 +17,21 @@ ELEMENTWISE = frozenset(
     abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp complex conj cos
     cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite
     join last le log log1p logistic lt max min mul ne neg not or pow real rem round
-    rsqrt select_n sign sin sinh sqrt stop_gradient sub tan tanh
+    rsqrt select_n sign sin sinh sqrt stop_gradient sub sum tan tanh
     """.split()  # noqa: SIM905
 )
-# Operations that mix the entries along an axis: the name of that parameter.
-_ALONG = {
-    "cumsum": "axis",
-    "cumprod": "axis",
-    "cummax": "axis",
-    "cummin": "axis",
-    "cumlogsumexp": "axis",
-    "rev": "dimensions",
-    "sort": "dimension",
-    "concatenate": "dimension",
-    "all_gather": "all_gather_dimension",
-}
 _REDUCTIONS = "sum max min prod and or".split()  # noqa: SIM905
 REDUCTIONS = frozenset((*(f"reduce_{x}" for x in _REDUCTIONS), "argmax", "argmin"))
-# Operations that keep axes in place, and take or mix entries where a size changes.
+# Operations that keep axes in place, and take or mix entries along some of them.
 _IN_PLACE = frozenset(
     """
-    carry dynamic_slice dynamic_update_slice pad psum random_bits
-    reduce_window reduce_window_max reduce_window_sum scatter scatter-add slice split
-    sum tile top_k
+    all_gather carry concatenate cumlogsumexp cummax cummin cumprod cumsum dynamic_slice
+    dynamic_update_slice fft pad psum reduce_window reduce_window_max reduce_window_sum
+    rev scatter scatter-add slice sort split tile top_k
     """.split()  # noqa: SIM905
 )
+# The parameters of operations that name the axes along which they mix entries.
+_ALONG = ("axis", "dimension", "dimensions", "all_gather_dimension")
 
 
 class Index(NamedTuple):
@@ -78,12 +69,17 @@ def indices(node: Operation) -> list[Index]:
       >>> [(i.out, i.axes) for i in indices(product)]
       [(None, {0: 1, 1: 0}), (0, {0: 0}), (1, {1: 1})]
     """
-    if node.op in ELEMENTWISE or node.op in _IN_PLACE or node.op in _ALONG:
+    if node.op in ELEMENTWISE or node.op in _IN_PLACE:
         return list(_same_place(node))
     if node.op in REDUCTIONS:
         return list(_dropped(node, node.params["axes"], summed=True))
     reader = _READERS.get(node.op)
     return list(reader(node)) if reader is not None else []
+
+
+def is_known(op: str) -> bool:
+    """Whether `indices` knows an operation."""
+    return op in (*ELEMENTWISE, *_IN_PLACE, *REDUCTIONS, *_READERS)
 
 
 def index_of(node: Operation, operand: int, axis: int) -> Index | None:
@@ -93,19 +89,31 @@ def index_of(node: Operation, operand: int, axis: int) -> Index | None:
 
 
 def _same_place(node: Operation) -> Iterator[Index]:
-    along = node.params.get(_ALONG.get(node.op, ""), ())
-    mixed = along if isinstance(along, tuple) else (along,)
-    rank = len(node.shape)
-    like = [k for k, x in enumerate(node.operands) if len(x.shape) == rank]
+    rank, mixed = len(node.shape), set(_along(node))
+    like = {k: x.shape for k, x in enumerate(node.operands) if len(x.shape) == rank}
     for a, size in enumerate(node.shape):
-        if node.op in _IN_PLACE or node.op == "concatenate":
-            taken = a in mixed or any(node.operands[k].shape[a] != size for k in like)
-            yield Index(a, dict.fromkeys(like, a), taken)
+        same = {k: a for k, shape in like.items() if shape[a] == size}
+        if node.op not in _IN_PLACE:
+            yield Index(a, same)
         else:
-            axes = {k: a for k in like if node.operands[k].shape[a] == size}
-            yield Index(
-                a, axes, a == along or (isinstance(along, tuple) and a in along)
-            )
+            yield Index(a, dict.fromkeys(like, a), a in mixed or len(same) < len(like))
+
+
+def _along(node: Operation) -> Iterable[int]:
+    """The axes along which an operation mixes entries."""
+    params, every = node.params, range(len(node.shape))
+    if node.op.startswith("scatter"):
+        return every
+    if node.op == "fft":
+        return every[-len(params["fft_lengths"]) :]
+    if node.op == "top_k":
+        return every[-1:]
+    if node.op == "pad":
+        return [a for a in every if any(params["padding_config"][a])]
+    if node.op.startswith("reduce_window"):
+        return [a for a in every if params["window_dimensions"][a] > 1]
+    named = next((params[name] for name in _ALONG if name in params), ())
+    return named if isinstance(named, tuple) else (named,)
 
 
 def _dropped(node: Operation, gone: Sequence[int], summed: bool) -> Iterator[Index]:
@@ -142,24 +150,25 @@ def _reshape(node: Operation) -> Iterator[Index]:
                 yield Index(out, {0: a}, old[a] != new[out])
 
 
-def _dot(node: Operation) -> Iterator[Index]:
-    (lc, rc), (lb, rb) = node.params["dimension_numbers"]
+def _product(node: Operation) -> Iterator[Index]:
+    groups: Sequence[int]
+    numbers, groups = node.params.get("dimension_numbers"), ()
+    if numbers is None:
+        ragged = node.params["ragged_dot_dimension_numbers"]
+        numbers, groups = ragged.dot_dimension_numbers, ragged.rhs_group_dimensions
+    (lc, rc), (lb, rb) = numbers
+    for a in groups:
+        yield Index(None, {1: a}, mixed=True)
     for pair in zip(lc, rc, strict=True):
         yield Index(None, dict(enumerate(pair)))
     for at, pair in enumerate(zip(lb, rb, strict=True)):
         yield Index(at, dict(enumerate(pair)))
     out = len(lb)
-    for k, gone in enumerate(((*lc, *lb), (*rc, *rb))):
+    for k, gone in enumerate(((*lc, *lb), (*rc, *rb, *groups))):
         for a in range(len(node.operands[k].shape)):
             if a not in gone:
-                yield Index(out, {k: a})
+                yield Index(out, {k: a}, mixed=bool(groups) and k == 0)
                 out += 1
-
-
-def _ragged_dot(node: Operation) -> Iterator[Index]:
-    yield Index(None, {0: 1, 1: 1})
-    yield Index(0, {0: 0}, mixed=True)
-    yield Index(1, {1: 2})
 
 
 def _convolution(node: Operation) -> Iterator[Index]:
@@ -219,9 +228,9 @@ _READERS = {
     "broadcast_in_dim": _broadcast,
     "squeeze": lambda node: _dropped(node, node.params["dimensions"], summed=False),
     "reshape": _reshape,
-    "dot_general": _dot,
-    "ragged_dot": _ragged_dot,
-    "conv_general_dilated": _convolution,
+    "dot_general": _product,
+    "ragged_dot_general": _product,
+    CONVOLUTION: _convolution,
     "gather": _gather,
     "scan_in": _scan_in,
     "scan_out": _scan_out,

@@ -283,7 +283,7 @@ class _Finder:
         }
 
 
-_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot")
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def _contracted(node: Node) -> Iterator[tuple[Node, int, Node, int]]:
