@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
-from .axes import Axes, origin
+from .axes import Axes
 from .links import SUM
 from .program import MOVES, Node, Program
 
@@ -249,13 +249,10 @@ class Branches:
         lines = [user.line for b, user, _ in found for _ in range(b.runs)]
         for b, user, weight in found:
             if lines.count(user.line) > 1:  # not what is added to the stream once
-                roots = self._roots(origin(weight), user)
-                ends = tuple(End(p, f, user) for p, f in roots)
-                inside = frozenset({user.id})
+                ends, inside = tuple(self._used(weight, user)), frozenset({user.id})
+                constant = ends[0].factor
                 self.all.append(
-                    Branch(
-                        user, b.add, weight, inside, b.runs, ends, None, roots[0][1], 0
-                    )
+                    Branch(user, b.add, weight, inside, b.runs, ends, None, constant, 0)
                 )
         self.all.sort(key=lambda branch: branch.add.id)
 
@@ -543,7 +540,10 @@ class Branches:
         """
         if node.id not in self._known:  # a value may be reached on many paths
             try:
-                self._known[node.id] = list(dict.fromkeys(self._ends(node)))
+                ends = dict.fromkeys(self._ends(node))
+                if node.weight:
+                    ends = {dataclasses.replace(e, node=node): None for e in ends}
+                self._known[node.id] = list(ends)
             except Failure as failure:
                 self._known[node.id] = failure.node
         known = self._known[node.id]
@@ -552,17 +552,15 @@ class Branches:
         return [dataclasses.replace(e, factor=e.factor * factor) for e in known]
 
     def _ends(self, node: Node) -> list[End]:
-        if node.weight:
-            return [End(p, f, node) for p, f in self._roots(node, node)]
-        if node.op in ("mul", "div"):
+        if node.op == "param" and node.param is not None:
+            return [End(node.param, 1.0, node)]
+        if node.op in ("mul", "div", *_KERNEL_OPS):
             return self._product(node)
-        if node.op in _KERNEL_OPS:
-            return self._kernel_ends(node)
         if node.op in ("add", "sub"):
             operands = [x for x in node.operands if x.data or x.weight]
             if any(x.value != 0 for x in node.operands if x not in operands):
                 raise Failure(node)
-        elif node.op in _PARTS:  # rows that are looked up, or a part of a value
+        elif node.op in _PARTS or (node.op == "carry" and node.weight):
             operands = node.operands[:1]
         elif node.op == "scatter-add":
             operands = [node.operands[0], node.operands[2]]
@@ -578,12 +576,21 @@ class Branches:
         found: list[End] = []
         for operand in operands:
             if operand.weight:
-                found += [End(p, f, node) for p, f in self._roots(operand, node)]
+                found += self._used(operand, node)
             elif operand.data:
                 found += self.ends(operand)
         if not found:
             raise Failure(node)
         return found
+
+    def _used(self, weight: Node, node: Node, factor: float = 1.0) -> list[End]:
+        """The parameters in which an operation is linear by a function of them."""
+        try:
+            return [
+                dataclasses.replace(e, node=node) for e in self.ends(weight, factor)
+            ]
+        except Failure:
+            raise Failure(node) from None
 
     @staticmethod
     def _kept(mask: Node, node: Node) -> Node:
@@ -593,33 +600,43 @@ class Branches:
         return node
 
     def _product(self, node: Node) -> list[End]:
-        one, other = node.operands
-        if other.value is not None:
-            return self.ends(one, other.value)
-        for x, y in ((one, other), (other, one)):
-            if x.weight and (node.op == "mul" or x is one):
-                return self._last(x, node, y)
-            if not y.data and not y.weight and (node.op == "mul" or y is other):
-                self._check_known(self.trunk(y)[0], node)
+        pairs = [(node.operands[0], node.operands[1])]
+        if node.op == "mul":
+            pairs.append(pairs[0][::-1])
+        elif node.op != "div":
+            pairs.insert(0, pairs[0][::-1])
+        for x, y in pairs:
+            if y.value is not None and node.op == "mul":
+                return self.ends(x, y.value)
+            if x.weight and y.data:
+                inner, unit = self.inner(y), self.unit(y)
+                ends = self._used(x, node, inner)
+                return [dataclasses.replace(e, unit=unit) for e in ends]
+            if not (y.data or y.weight) and node.op in ("mul", "div"):
+                if node.data:
+                    self._check_known(self.trunk(y)[0], node)
                 size = _root_mean_square(y)
                 return [
                     dataclasses.replace(end, array=end.array * size)
                     for end in self.ends(x)
                 ]
         reason = node
-        for x, y in ((one, other), (other, one)):
-            if node.op == "div" and x is other:
-                continue
+        for x, y in pairs:
             try:
-                found = self.ends(x, self.trunk(y)[1] if node.op == "mul" else 1.0)
+                found = self.ends(x, 1.0 if node.op == "div" else self.trunk(y)[1])
             except Failure as failure:
                 reason = failure.node
                 continue
-            # A norm divides by what depends on the same parameters.
-            if not any(self.leads(end.node, y) for end in found if end.node.data):
+            if not self._depends(y, found):
                 return found
             reason = node
         raise Failure(reason)
+
+    def _depends(self, node: Node, ends: Iterable[End]) -> bool:
+        """Whether a value depends on the same parameters, as what a norm divides by."""
+        if node.weight:
+            return any(end.param in self._axes.depends(node) for end in ends)
+        return any(self.leads(end.node, node) for end in ends if end.node.data)
 
     @staticmethod
     def _check_known(number: Node, node: Node) -> None:
@@ -629,27 +646,6 @@ class Branches:
                 f"({node.line}); store it as a Python float, or pass built models in "
                 "place of functions that build them"
             )
-
-    def _kernel_ends(self, node: Node) -> list[End]:
-        one, other = node.operands[:2]
-        for kernel, x in ((other, one), (one, other)):
-            if kernel.weight and x.data:
-                return self._last(kernel, node, x)
-        reason = node
-        for x, y in ((other, one), (one, other)):
-            try:
-                found = self.ends(x, self.trunk(y)[1])
-            except Failure as failure:
-                reason = failure.node
-                continue
-            if not any(self.leads(end.node, y) for end in found if end.node.data):
-                return found
-        raise Failure(reason)
-
-    def _last(self, weight: Node, node: Node, data: Node) -> list[End]:
-        """The parameters that an activation is multiplied by."""
-        inner, unit = self.inner(data), self.unit(data)
-        return [End(p, inner * f, node, unit) for p, f in self._roots(weight, node)]
 
     def inner(self, node: Node) -> float:
         """The constant by which the input of a kernel is multiplied."""
@@ -717,7 +713,7 @@ class Branches:
         for x in node.operands:
             if x.weight:
                 try:
-                    return self._roots(x, node)[0][1]
+                    return self.ends(x)[0].factor
                 except Failure:
                     return 1.0
         return 1.0
@@ -753,50 +749,6 @@ class Branches:
                     break
                 norm = inner[0]
         return 1.0
-
-    def _roots(self, node: Node, user: Node) -> list[tuple[int, float]]:
-        """The parameters in which a function of parameters is linear."""
-        factor = 1.0
-        while node.op != "param":
-            weights = [x for x in node.operands if x.weight]
-            if node.op in ("mul", "div"):
-                if node.operands[1].value is not None:
-                    factor *= node.operands[1].value
-                    node = weights[0]
-                    continue
-                if len(weights) == 1 and (
-                    node.op == "mul" or weights[0] is node.operands[0]
-                ):
-                    node = weights[0]  # e.g. times the stored statistics of a norm
-                    continue
-                # Weight norm: linear in the gain, not in what its norm divides.
-                pairs = [weights, weights[::-1]] if node.op == "mul" else [weights]
-                for x, y in pairs if len(weights) == 2 else ():
-                    try:
-                        roots = self._roots(x, user)
-                    except Failure:
-                        continue
-                    if not {p for p, _ in roots} & self._axes.depends(y):
-                        return [(p, factor * f) for p, f in roots]
-                raise Failure(user)
-            if node.op == "dot_general" and len(weights) == 2:
-                node = weights[1]  # low rank: linear in the last factor
-                continue
-            if node.op in ("add", "sub") and len(weights) == 2:
-                return [
-                    (p, factor * f) for x in weights for p, f in self._roots(x, user)
-                ]
-            moves = node.op in MOVES or node.op in (*_PARTS, "scan_in", "carry", "rev")
-            if moves and node.operands[0].weight:
-                node = node.operands[0]
-                continue
-            if node.op == "concatenate" and len(weights) == len(node.operands):
-                return [
-                    (p, factor * f) for x in weights for p, f in self._roots(x, user)
-                ]
-            raise Failure(user)
-        assert node.param is not None
-        return [(node.param, factor)]
 
     def escapes(self, start: Node, stops: Container[tuple[int, int]]) -> Node | None:
         """A result that a node reaches without passing through one of some operations.
