@@ -265,7 +265,8 @@ class Axes:
         if (
             len(waiting) == 1
             and len(self._uses.get(node.id, ())) == 1
-            and node.op not in ("scan_out", "last", "carry", "scan_in")
+            and node.op not in ("last", "carry", "scan_in")
+            and (node.op != "scan_out" or self._program.is_over_data(waiting[0].loop))
             and (node.op in MOVES or _is_constant_factor(node))
         ):
             source = waiting[0]

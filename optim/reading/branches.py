@@ -1,5 +1,6 @@
 """Residual branches of a program: their number, constants, and last parameters."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Container, Iterable, Sequence
@@ -7,6 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 import numpy as np
 
 from .axes import Axes
+from .degrees import degree_in_parameters
 from .links import SUM
 from .program import MOVES, Node, Program
 
@@ -60,7 +62,7 @@ _LINEAR = frozenset(
     )
 )
 # They take a part of a value, so that a parameter holds more than this part.
-_PARTS = frozenset(["slice", "split", "dynamic_slice", "gather"])
+_PARTS = frozenset(["slice", "dynamic_slice", "gather"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +142,7 @@ class Branches:
         self._dominate()
         self._trunks: dict[int, Node] = {}
         self._known: dict[int, list[End] | Node] = {}
+        self._shared: frozenset[int] = frozenset()
         self._products = {x.id for x in axes.kernel_sums.values()}
         self._backward = {node.id for node in program.nodes if node.backward}
         self.all: list[Branch] = []
@@ -151,6 +154,7 @@ class Branches:
         self._add_to_parameters()
         self._leave_out_crossing()
         self._add_biases()
+        self._prefer_own_ends()
 
     def _add_first(self) -> None:
         """Add the first of a stream's additions whose branch reads another value.
@@ -256,6 +260,24 @@ class Branches:
                 )
         self.all.sort(key=lambda branch: branch.add.id)
 
+    def _prefer_own_ends(self) -> None:
+        """Let no parameter that several branches share end one, e.g. their gate."""
+        known = self._known
+        for i, b in enumerate(self.all):
+            stop = {(b.add.id, -1 if b.end.weight else b.end.id)}
+            self._shared = frozenset(
+                e.param for e in b.ends if self.escapes(e.node, stop) is not None
+            )
+            if self._shared:
+                self._known = {}
+                with contextlib.suppress(Failure):
+                    ends = tuple(self.ends(b.end))
+                    self.all[i] = dataclasses.replace(b, ends=ends)
+        self._known, self._shared = known, frozenset()
+
+    def _is_shared(self, ends: Iterable[End]) -> bool:
+        return any(end.param in self._shared for end in ends)
+
     @staticmethod
     def _is_addition(node: Node) -> bool:
         return (
@@ -345,7 +367,7 @@ class Branches:
         """x + f(y), where the sum is the next x of a loop whose layers read x too."""
         for skip, end in pairs:
             trunk, factor = self.trunk(skip)
-            if trunk.op != "carry" or self.trunk(trunk.operands[1])[0] is not node:
+            if not self._comes_back(trunk, node):
                 continue
             read = {x.id for at in (trunk, node) for x in self._axes.uses(at)}
             start = self._common(skip, end)
@@ -356,6 +378,14 @@ class Branches:
             if len(read - {node.id, trunk.id}) > 1 and self._kernels(inside):
                 return self._made(node, trunk, end, inside, factor)
         return None
+
+    def _comes_back(self, carry: Node, node: Node) -> bool:
+        """Whether a node is the carry of a later iteration, e.g. of two that swap."""
+        seen: set[int] = set()
+        while carry.op == "carry" and carry.id not in seen:
+            seen.add(carry.id)
+            carry, _ = self.trunk(carry.operands[1])
+        return bool(seen) and carry is node
 
     def _starts(self, skip: Node, end: Node) -> Iterable[tuple[Node, Node, float]]:
         """Where the branch may start: (node, stream, the constant of the stream)."""
@@ -584,13 +614,17 @@ class Branches:
         return found
 
     def _used(self, weight: Node, node: Node, factor: float = 1.0) -> list[End]:
-        """The parameters in which an operation is linear by a function of them."""
+        """The parameters that scale an operation by a function of them."""
         try:
-            return [
-                dataclasses.replace(e, node=node) for e in self.ends(weight, factor)
-            ]
+            found = self.ends(weight, factor)
         except Failure:
-            raise Failure(node) from None
+            # E.g. rounded: not linear, but twice as large for parameters twice as large
+            degree = degree_in_parameters(self._program.nodes, weight)
+            if degree is None or degree.power != 1:
+                raise Failure(node) from None
+            factor *= degree.constant
+            found = [End(p, factor, node) for p in sorted(self._axes.depends(weight))]
+        return [dataclasses.replace(e, node=node) for e in found]
 
     @staticmethod
     def _kept(mask: Node, node: Node) -> Node:
@@ -611,7 +645,8 @@ class Branches:
             if x.weight and y.data:
                 inner, unit = self.inner(y), self.unit(y)
                 ends = self._used(x, node, inner)
-                return [dataclasses.replace(e, unit=unit) for e in ends]
+                if not self._is_shared(ends):
+                    return [dataclasses.replace(e, unit=unit) for e in ends]
             if not (y.data or y.weight) and node.op in ("mul", "div"):
                 if node.data:
                     self._check_known(self.trunk(y)[0], node)
@@ -627,7 +662,7 @@ class Branches:
             except Failure as failure:
                 reason = failure.node
                 continue
-            if not self._depends(y, found):
+            if not self._depends(y, found) and not self._is_shared(found):
                 return found
             reason = node
         raise Failure(reason)

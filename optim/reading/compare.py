@@ -142,6 +142,7 @@ class _Comparison:
         self.small, self.large, self.given = small, large, given
         self.fractional, self.training = fractional, training
         self._wide = wide
+        self._averaged: list[Branch] = []  # terms of means over layers
         self._leaves = large.reading.leaves
         to_small = Pairing(self._leaves, small.reading.leaves)
         to_wide = Pairing(self._leaves, wide.reading.leaves)
@@ -214,13 +215,7 @@ class _Comparison:
         grows = self._grows(path)
         if role is None:
             if grows:
-                roles = self.large.roles
-                unused = [p for p in roles if roles[p] is None and self._grows(p)]
-                raise ValueError(
-                    f"the forward pass does not use {some(unused)}; pass "
-                    "call=lambda model, *inputs: ... that does (the loss, for example),"
-                    f" or declare the axes: {remedy(path, leaf.shape)}"
-                )
+                raise ValueError(self._unused(path))
             role = Found(path, (), (), (), False, False, None)
         if grows & set(role.mixed):
             raise ValueError(
@@ -253,6 +248,24 @@ class _Comparison:
             depth=depth,
             in_branch=inside,
             training=self.training,
+        )
+
+    def _unused(self, path: str) -> str:
+        """Why a parameter's use is not known, and what to do."""
+        roles = self.large.roles
+        unused = [p for p in roles if roles[p] is None and self._grows(p)]
+        uses = self.large.axes.uses(self._param(path))
+        backward = next((x for x in uses if x.backward), None)
+        if backward is not None:
+            return (
+                f"the forward pass uses {some(unused)} only in a gradient that it "
+                f"computes ({backward.line}); let it return the value too, by "
+                "jax.value_and_grad or call=lambda model, *inputs: ..."
+            )
+        return (
+            f"the forward pass does not use {some(unused)}; pass "
+            "call=lambda model, *inputs: ... that does (the loss, for example),"
+            f" or declare the axes: {remedy(path, self._leaves[path].shape)}"
         )
 
     def _grows(self, path: str) -> frozenset[int]:
@@ -338,9 +351,9 @@ class _Comparison:
             )
         if after < before and not self.fractional:
             raise ValueError(
-                f"the target has {after} residual additions and the base {before}; the "
-                "base comes first: swap the two, or pass fractional=True if the target "
-                "is meant to be shallower"
+                f"the target has {after} residual additions and the base {before} "
+                f"({chosen[0][0].add.line}); the base comes first: swap the two, or "
+                "pass fractional=True if the target is meant to be shallower"
             )
         if not after:
             raise ValueError(
@@ -374,7 +387,7 @@ class _Comparison:
                 b for b in model.totals.all_terms if self._computed_by(model, b) in keys
             ]
             model.branches.all = sorted([*model.branches.all, *more], key=_place)
-        means = self._means(added, counted)
+        means = self._averaged = self._means(added, counted)
         self.large.branches.all = [b for b in self.large.branches.all if b not in means]
         kept = [(b, ratio) for b, ratio in added if b not in means]
         return [b for b, _ in kept], max((ratio for _, ratio in kept), default=1.0)
@@ -780,7 +793,8 @@ class _Comparison:
     def _follow_readouts(self, found: dict[str, ParamScale], sums: list[Sum]) -> None:
         """Constants beside first and last layers are forward multipliers of theirs."""
         # Constants at the ends of branches and on logits were looked at before.
-        known = {self.large.path(e) for b in self.large.branches.all for e in b.ends}
+        every = [*self.large.branches.all, *self._averaged]
+        known = {self.large.path(e) for b in every for e in b.ends}
         for each in sums:
             known |= self._all_params(each)
         for path, scale in found.items():

@@ -7,7 +7,7 @@ Where the degree becomes zero, as in a norm or a quotient, the scale has no effe
 
 import heapq
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from .links import SUM
@@ -15,7 +15,7 @@ from .program import MOVES, Node
 
 _SAME = MOVES.union(
     ("neg", "abs", "imag", "scan_in", "scan_out", "last", "reduce_max", "reduce_min"),
-    ("cumsum", "cummax", "cummin", "slice", "split", "pad", "dynamic_slice", "gather"),
+    ("cumsum", "cummax", "cummin", "slice", "pad", "dynamic_slice", "gather"),
     ("sort", "reduce_window_max", "reduce_window_sum", "all_gather", "psum"),
 )
 _BILINEAR = ("mul", "dot_general", "conv_general_dilated")
@@ -115,6 +115,39 @@ def constant_that_matters(
                 nodes[user.id] = user
                 heapq.heappush(heap, user.id)
     return None
+
+
+def degree_in_parameters(nodes: Sequence[Node], end: Node) -> Degree | None:
+    """How a function of parameters alone depends on their scale.
+
+    Args:
+      nodes: those of the program, in its order.
+      end: the function of parameters.
+
+    Returns:
+      Its degree where all its parameters are scaled together, e.g. 1 for a kernel that
+      is rounded to multiples of its mean absolute value; None if it has no degree.
+    """
+    before, stack = {end.id}, [end]
+    while stack:
+        for x in stack.pop().operands:
+            if x.weight and x.id not in before:
+                before.add(x.id)
+                stack.append(x)
+    found: dict[int, Degree] = {}
+    try:
+        for at in sorted(before):
+            node, degree = nodes[at], _ONE
+            if node.op == "param":
+                degree = Degree(1.0)
+            elif any(found[x.id].power for x in node.operands if x.id in found):
+                degree = _degree(node, found, False)
+            if not degree.alone:
+                return None
+            found[at] = degree
+    except _MattersError:
+        return None
+    return found[end.id]
 
 
 def _degree(node: Node, found: dict[int, Degree], is_layer: bool) -> Degree:

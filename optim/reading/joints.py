@@ -85,7 +85,7 @@ class Segmented(Program):
         self, parts: list[Node], axis: int, source: Any, repeats: int = 1
     ) -> Node:
         shape = _resized(parts[0].shape, axis, sum(x.shape[axis] for x in parts))
-        params = {"dimension": axis, "repeats": repeats}
+        params = {"dimension": axis} | ({"repeats": repeats} if repeats > 1 else {})
         node = self._new("concatenate", parts, shape, params=params, source=source)
         node.joint = axis
         return node
@@ -108,10 +108,6 @@ class Segmented(Program):
 
     def _pushed(self, call: "_Call", i: int, axis: int) -> Node | None:
         """The operation on segments; None if it can only be that on their join."""
-        if call.op in ("split", "dynamic_slice") and not i:
-            starts = starts_of(call)
-            if starts is not None:
-                return self._slice(call, starts)
         if call.op == "slice" and call.shape[axis] != call.operands[0].shape[axis]:
             return self._part_of_join(call, axis)
         if call.op == "reshape":
@@ -170,10 +166,7 @@ class Segmented(Program):
         if repeats_of(join) > 1:  # a slice of each repetition
             return self._new("slice", [node], shape, source=node.source)
         start = sum(sizes[:number])
-        starts, limits = [0] * len(shape), [*node.shape]
-        starts[axis], limits[axis] = start, start + sizes[number]
-        params = {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
-        return self._emit("slice", [node], shape, node.source, params)
+        return self._slice(node, axis, start, start + sizes[number], node.source)
 
     def _reshaped(self, call: "_Call", axis: int) -> Node | None:
         join = call.operands[0]
@@ -188,11 +181,6 @@ class Segmented(Program):
             shape = _resized(call.shape, through.axis, size)
             parts.append(self._emit(call.op, [part], shape, call.source, call.params))
         return self._join(parts, through.axis, call.source, through.repeats)
-
-    def _slice(self, call: "_Call", starts: Sequence[int]) -> Node:
-        limits = tuple(a + n for a, n in zip(starts, call.shape, strict=True))
-        params = {"start_indices": tuple(starts), "limit_indices": limits}
-        return self._emit("slice", call.operands[:1], call.shape, call.source, params)
 
     def _part_of_join(self, call: "_Call", axis: int) -> Node | None:
         """A part of a join: whole segments and parts of segments."""
@@ -251,25 +239,12 @@ def repeats_of(join: Node) -> int:
     return int(join.params.get("repeats", 1))
 
 
-def starts_of(node: "Node | _Call") -> Sequence[int] | None:
-    """Where a part of a value begins on each axis; None if that is not known."""
-    params = node.params
-    if node.op == "split":
-        starts = [0] * len(node.shape)
-        starts[params["axis"]] = sum(map(int, params["sizes"][: params["result"]]))
-        return starts
-    if node.op == "slice" and all(x == 1 for x in params.get("strides") or ()):
-        return [*params["start_indices"]]
-    if node.op != "dynamic_slice":
+def starts_of(node: Node) -> tuple[int, ...] | None:
+    """Where a part of a value begins on each axis; None for other operations."""
+    strides = node.params.get("strides") or ()
+    if node.op != "slice" or any(x != 1 for x in strides):
         return None
-    whole, *indices = node.operands
-    starts = []
-    for index, size, full in zip(indices, node.shape, whole.shape, strict=True):
-        if size != full and index.value is None:
-            return None
-        at = 0 if index.value is None else int(index.value)
-        starts.append(min(max(at, 0), full - size))
-    return starts
+    return tuple(node.params["start_indices"])
 
 
 @dataclasses.dataclass(frozen=True)

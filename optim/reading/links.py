@@ -27,7 +27,7 @@ _IN_PLACE = frozenset(
     """
     all_gather carry concatenate cumlogsumexp cummax cummin cumprod cumsum dynamic_slice
     dynamic_update_slice fft pad psum reduce_window reduce_window_max reduce_window_sum
-    rev scatter scatter-add slice sort split tile top_k
+    rev scatter scatter-add slice sort tile top_k
     """.split()  # noqa: SIM905
 )
 # The parameters of operations that name the axes along which they mix entries.

@@ -49,7 +49,7 @@ _FOLD |= {
     "sign": np.sign,
     "abs": np.abs,
 }
-_ONCE = frozenset((*_ALONE, "reduce_sum", "broadcast_in_dim", "reshape"))
+_ONCE = frozenset((*_ALONE, "reduce_sum", "broadcast_in_dim", "reshape", "slice"))
 # Operations that change no entry; the graph has their operands in place of them.
 _IDENTITIES = frozenset(
     """
@@ -291,10 +291,20 @@ class Program:
             return [self._stacked(equation, operands)]
         if name == "reshape" and params.get("dimensions") is not None:
             operands = [self._transposed(equation, operands[0])]
+        if name == "dynamic_slice":
+            name, params, operands = _static(name, params, operands)
         if name in ("slice", "split", "unstack"):
-            parts = self._taken(equation, operands[0])
+            parts = self._parts(name, params, operands[0], equation.source_info)
             if parts:
                 return parts
+        if name in ("scatter", "dynamic_update_slice"):
+            written = self._written(name, params, operands, equation.source_info)
+            if written is not None:
+                return [written]
+        if name == "reduce_sum":
+            total = self._sum_of_rows(operands[0], params["axes"], equation.source_info)
+            if total is not None:
+                return [total]
         if name == "scan":
             return self._scan(equation, operands)
         if name == "while":
@@ -315,8 +325,6 @@ class Program:
             inlined = self._inline(inner, getattr(body, "consts", ()), operands)
             self._calls = calls
             return inlined
-        if name == "unstack":  # of `jnp.unstack`, not a loop's
-            return self._entries(operands[0], params["axis"], equation.source_info)
         return [
             self._emit(
                 name,
@@ -338,21 +346,106 @@ class Program:
             return "mul", [one, inverse]
         return name, operands
 
-    def _entries(self, node: Node, axis: int, source: Any) -> list[Node]:
-        """The entries of a value along an axis."""
-        found = []
-        shape = [*node.shape]
-        starts, limits = [0] * len(shape), [*shape]
-        for i in range(shape[axis]):
-            starts[axis], limits[axis] = i, i + 1
-            bounds = {"start_indices": (*starts,), "limit_indices": (*limits,)}
-            one = [*shape[:axis], 1, *shape[axis + 1 :]]
-            part = self._emit("slice", [node], one, source, bounds)
-            rest = [*shape[:axis], *shape[axis + 1 :]]
-            found.append(
-                self._emit("squeeze", [part], rest, source, {"dimensions": (axis,)})
+    def _parts(
+        self, name: str, params: Any, node: Node, source: Any
+    ) -> list[Node] | None:
+        """Parts of a value along one axis; None for other slices."""
+        if name == "split":
+            ends = itertools.accumulate(map(int, params["sizes"]), initial=0)
+            pairs = itertools.pairwise(ends)
+            return [self._slice(node, params["axis"], *p, source) for p in pairs]
+        if name == "unstack":
+            axis = params["axis"]
+            shape = [*node.shape[:axis], *node.shape[axis + 1 :]]
+            rows = [
+                self._slice(node, axis, i, i + 1, source)
+                for i in range(node.shape[axis])
+            ]
+            gone = {"dimensions": (axis,)}
+            return [self._emit("squeeze", [x], shape, source, gone) for x in rows]
+        bounds = [*zip(params["start_indices"], params["limit_indices"], strict=True)]
+        taken = [a for a, n in enumerate(node.shape) if bounds[a] != (0, n)]
+        if len(taken) != 1 or any(x != 1 for x in params["strides"] or ()):
+            return None
+        return [self._slice(node, taken[0], *bounds[taken[0]], source)]
+
+    def _slice(self, node: Node, axis: int, start: int, stop: int, source: Any) -> Node:
+        """Some entries along an axis; of joined values, the values that stand there."""
+        if stop - start == node.shape[axis]:
+            return node
+        is_join = node.op == "concatenate" and node.params["dimension"] == axis
+        if is_join and "repeats" not in node.params:
+            edges = itertools.accumulate(
+                (x.shape[axis] for x in node.operands), initial=0
             )
-        return found
+            at = [*edges]
+            if start in at and stop in at:
+                parts = node.operands[at.index(start) : at.index(stop)]
+                return self._concatenation(parts, axis, source)
+        shape = (*node.shape[:axis], stop - start, *node.shape[axis + 1 :])
+        starts, limits = [0] * len(shape), [*node.shape]
+        starts[axis], limits[axis] = start, stop
+        bounds = {"start_indices": (*starts,), "limit_indices": (*limits,)}
+        return self._emit("slice", [node], shape, source, bounds)
+
+    def _concatenation(self, parts: list[Node], axis: int, source: Any) -> Node:
+        if len(parts) == 1:
+            return parts[0]
+        shape = [*parts[0].shape]
+        shape[axis] = sum(x.shape[axis] for x in parts)
+        return self._emit("concatenate", parts, shape, source, {"dimension": axis})
+
+    def _written(
+        self, name: str, params: Any, operands: list[Node], source: Any
+    ) -> Node | None:
+        """What stands beside a part that is replaced, joined with what replaces it."""
+        whole = operands[0]
+        if name == "scatter":
+            numbers, at = params["dimension_numbers"], operands[1]
+            part, axes = operands[2], numbers.scatter_dims_to_operand_dims
+            if numbers.inserted_window_dims or len(axes) != 1 or at.shape != (1,):
+                return None
+            found = {axes[0]: at.value}
+        else:
+            part = operands[1]
+            found = {a: x.value for a, x in enumerate(operands[2:])}
+        cut = [a for a, n in enumerate(whole.shape) if part.shape[a] != n]
+        if len(part.shape) != len(whole.shape) or len(cut) != 1:
+            return None
+        (axis,), first = cut, found.get(cut[0])
+        if first is None:
+            return None
+        size, start = whole.shape[axis], int(first)
+        stop = start + part.shape[axis]
+        if not 0 <= start < stop <= size:
+            return None
+        before = [self._slice(whole, axis, 0, start, source)] if start else []
+        after = [self._slice(whole, axis, stop, size, source)] if stop < size else []
+        return self._concatenation([*before, part, *after], axis, source)
+
+    def _sum_of_rows(self, node: Node, axes: Sequence[int], source: Any) -> Node | None:
+        """The sum of stacked values as additions; None for another sum."""
+        if node.op != "concatenate":
+            return None
+        axis: int = node.params["dimension"]
+        if axis not in axes or len(node.operands) != node.shape[axis]:
+            return None
+        shape = [*node.shape[:axis], *node.shape[axis + 1 :]]
+        total: Node | None = None
+        for row in node.operands:
+            one = row
+            while one.op in ("reshape", "broadcast_in_dim") and one.shape != (*shape,):
+                one = one.operands[0]
+            if one.shape != (*shape,):
+                one = self._emit("reshape", [row], shape, source)
+            total = (
+                one if total is None else self._emit("add", [total, one], shape, source)
+            )
+        rest = tuple(a - (a > axis) for a in axes if a != axis)
+        if total is None or not rest:
+            return total
+        shape = [n for a, n in enumerate(shape) if a not in rest]
+        return self._emit("reduce_sum", [total], shape, source, {"axes": rest})
 
     def _transposed(self, equation: Any, node: Node) -> Node:
         """The operand of a reshape that permutes axes first."""
@@ -370,63 +463,96 @@ class Program:
         shape[axis] = len(rows)
         return self._emit("concatenate", rows, shape, source, {"dimension": axis})
 
-    def _taken(self, equation: Any, joined: Node) -> list[Node] | None:
-        """Parts of a concatenation that stand in one operand each, or None."""
-        if joined.op != "concatenate":
-            return None
-        axis, params = joined.params["dimension"], equation.params
-        ends = [0]
-        for node in joined.operands:
-            ends.append(ends[-1] + node.shape[axis])
-        rows = _rows(equation.primitive.name, params, axis, joined.shape)
-        if rows is None or any(
-            a not in ends
-            or ends.index(a) + 1 == len(ends)
-            or b != ends[ends.index(a) + 1]
-            for a, b in rows
-        ):
-            return None
-        parts = [joined.operands[ends.index(a)] for a, _ in rows]
-        shapes = [v.aval.shape for v in equation.outvars]
-        return [
-            part
-            if part.shape == shape
-            else self._emit("reshape", [part], shape, equation.source_info)
-            for part, shape in zip(parts, shapes, strict=True)
-        ]
-
     def _loop_body(self, runs: int) -> "_Loop":
         return _Loop(self, runs)
 
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
         params, source = equation.params, equation.source_info
-        consts, carries = params["num_consts"], params["num_carry"]
-        body, rest = params["jaxpr"], operands[consts + carries :]
-        with self._loop_body(params["length"]):
-            carried = [
-                self._new("carry", [node], node.shape, source=source)
-                for node in operands[consts : consts + carries]
-            ]
-            slices = [
-                self._emit("scan_in", [node], node.shape[1:], source) for node in rest
-            ]
-            self._carried[self._loop], self._sliced[self._loop] = carried, slices
-            results = self._inline(
-                body.jaxpr, body.consts, [*operands[:consts], *carried, *slices]
-            )
-        for carry, after in zip(carried, results, strict=False):
-            carry.operands.append(after)
-        return [
-            self._emit(
-                "last" if i < carries else "scan_out",
-                [node],
-                variable.aval.shape,
-                source,
-            )
-            for i, (node, variable) in enumerate(
-                zip(results, equation.outvars, strict=True)
+        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        starts = [[x] for x in operands[first:last]]
+        axes: list[int] = [0] * len(starts)
+        results = self._body(equation, operands, starts, axes)
+        for i, (carry, after) in enumerate(results[: len(starts)]):
+            axis = after.params.get("dimension")
+            if axis is not None and self._is_taken_apart(carry, after, axis):
+                sizes = [part.shape[axis] for part in after.operands]
+                edges = itertools.accumulate(sizes, initial=0)
+                axes[i], whole = axis, operands[first + i]
+                starts[i] = [
+                    self._slice(whole, axis, *pair, source)
+                    for pair in itertools.pairwise(edges)
+                ]
+        if any(len(x) > 1 for x in starts):
+            results = self._body(equation, operands, starts, axes)
+        found = []
+        for parts, axis, (_, after) in zip(starts, axes, results, strict=False):
+            ends = after.operands if len(parts) > 1 else [after]
+            lasts = [self._emit("last", [x], x.shape, source) for x in ends]
+            found.append(self._concatenation(lasts, axis, source))
+        rest = len(starts)
+        return found + [
+            self._emit("scan_out", [x], variable.aval.shape, source)
+            for (x, _), variable in zip(
+                results[rest:], equation.outvars[rest:], strict=True
             )
         ]
+
+    def _is_taken_apart(self, carry: Node, after: Node, axis: int) -> bool:
+        """Whether a loop splits its carry where the iteration before joined it."""
+        edges = {0}
+        for part in after.operands:
+            edges.add(max(edges) + part.shape[axis])
+        users = [x for x in self.nodes[carry.id :] if carry in x.operands]
+        return bool(users) and all(
+            x.op == "slice"
+            and x.params["start_indices"][axis] in edges
+            and x.params["limit_indices"][axis] in edges
+            and x.shape[axis] < carry.shape[axis]
+            for x in users
+        )
+
+    def _body(
+        self,
+        equation: Any,
+        operands: list[Node],
+        starts: list[list[Node]],
+        axes: list[int],
+    ) -> list[tuple[Node, Node]]:
+        """The body of a scan: each carry (or a result) and what it is next.
+
+        Args:
+          equation: the scan.
+          operands: constants, carry and stacked values.
+          starts: the parts of each carry before the loop.
+          axes: where the parts are joined.
+        """
+        params, source = equation.params, equation.source_info
+        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        body = params["jaxpr"]
+        with self._loop_body(params["length"]):
+            parts = [
+                [self._new("carry", [x], x.shape, source=source) for x in each]
+                for each in starts
+            ]
+            carried = [
+                self._concatenation(each, axis, source)
+                for each, axis in zip(parts, axes, strict=True)
+            ]
+            slices = [
+                self._emit("scan_in", [node], node.shape[1:], source)
+                for node in operands[last:]
+            ]
+            self._carried[self._loop] = [x for each in parts for x in each]
+            self._sliced[self._loop] = slices
+            results = self._inline(
+                body.jaxpr, body.consts, [*operands[:first], *carried, *slices]
+            )
+        for each, after in zip(parts, results, strict=False):
+            ends = after.operands if len(each) > 1 else [after]
+            for carry, end in zip(each, ends, strict=True):
+                carry.operands.append(end)
+        rest = results[len(parts) :]
+        return [*zip(carried, results, strict=False), *((x, x) for x in rest)]
 
     def _while(self, equation: Any, operands: list[Node]) -> list[Node]:
         params, source = equation.params, equation.source_info
@@ -493,6 +619,10 @@ class Program:
         """Whether a loop does the same with each entry of stacked parameters alone."""
         starts = self._carried.get(loop, ())
         return not any(x.data for x in starts) and not self.loops[loop][2]
+
+    def is_over_data(self, loop: int) -> bool:
+        """Whether each iteration of a loop gets its own data, e.g. a row or a step."""
+        return bool(loop) and self.loops[loop][2]
 
     def is_counted(self, node: Node) -> bool:
         """Whether a loop counts a value, or takes it from an input of the model."""
@@ -608,25 +738,20 @@ def _part(name: str, node: Node, known: Any, params: Any) -> Any:
     return known[tuple(map(slice, starts, limits, strides))]
 
 
-def _rows(
-    name: str, params: Any, axis: int, shape: tuple[int, ...]
-) -> list[tuple[int, int]] | None:
-    """First and last row (exclusive) of each part of an axis; None for other parts."""
-    if name == "split":
-        ends = list(itertools.accumulate(params["sizes"], initial=0))
-        return [*itertools.pairwise(ends)] if params["axis"] == axis else None
-    if name == "unstack":
-        return (
-            [(i, i + 1) for i in range(shape[axis])] if params["axis"] == axis else None
-        )
-    start, limit = params["start_indices"], params["limit_indices"]
-    whole = all(
-        (start[a], limit[a]) == (0, n) for a, n in enumerate(shape) if a != axis
-    )
-    strides = params["strides"]
-    if not whole or (strides and strides[axis] != 1):
-        return None
-    return [(start[axis], limit[axis])]
+def _static(
+    name: str, params: dict[str, Any], operands: list[Node]
+) -> tuple[str, dict[str, Any], list[Node]]:
+    """A dynamic slice as a slice, if it is known where it begins."""
+    whole, *indices = operands
+    starts, limits = [], []
+    for at, size, n in zip(indices, params["slice_sizes"], whole.shape, strict=True):
+        if size != n and at.value is None:
+            return name, params, operands
+        start = min(max(int(at.value or 0), 0), n - size)
+        starts.append(start)
+        limits.append(start + size)
+    bounds = {"start_indices": (*starts,), "limit_indices": (*limits,)}
+    return "slice", {**bounds, "strides": None}, [whole]
 
 
 def _iterations(params: Any, operands: list[Node]) -> int:

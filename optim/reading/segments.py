@@ -226,8 +226,7 @@ class _Finder:
         stack = [
             (user, axis)
             for user in self._axes.uses(node)
-            if user.op in ("slice", "split", "dynamic_slice")
-            and user.shape[axis] != node.shape[axis]
+            if user.op == "slice" and user.shape[axis] != node.shape[axis]
         ]
         while stack:
             at, a = stack.pop()

@@ -91,8 +91,6 @@ class Sums:
             sides = (inner.operands[0],) * 2
         elif inner.op == "mul" and all(x.data for x in inner.operands):
             sides = tuple(inner.operands)
-        elif inner.op == "concatenate":  # over layers or steps
-            return None
         else:
             sides = (node.operands[0],)
         if any(map(self._averages, sides)):

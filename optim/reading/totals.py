@@ -21,7 +21,7 @@ class Totals:
     """Finds the sums of a program, other than residual streams.
 
     Additions in a row, the carry of a loop that each iteration adds to, and sums over
-    stacked values are read alike. Scalars (losses) are not read.
+    a loop's results are read alike. Scalars (losses) are not read.
 
     Attributes:
       all: the terms of each sum. As a `Branch`, a term has the constant that multiplies
@@ -70,18 +70,14 @@ class Totals:
         return None
 
     def _stack(self, node: Node) -> Node | None:
-        """What a sum over an axis of stacked values adds up."""
+        """The results of a loop that a sum adds up."""
         if node.op != "reduce_sum":
             return None
-        joined, axes = node.operands[0], node.params["axes"]
-        if joined.op == "scan_out" and 0 in axes:
-            is_map = self._program.is_map(joined.operands[0].loop)
-            return None if is_map else joined
-        if joined.op != "concatenate":
+        stacked = node.operands[0]
+        if stacked.op != "scan_out" or 0 not in node.params["axes"]:
             return None
-        axis = joined.params["dimension"]
-        rows = len(joined.operands) == joined.shape[axis]
-        return joined if rows and axis in axes else None
+        is_map = self._program.is_map(stacked.operands[0].loop)
+        return None if is_map else stacked
 
     def _terms(self, root: Node, runs: int) -> Iterator[_Term]:
         """The terms of a sum."""
@@ -94,10 +90,9 @@ class Totals:
             if node.op == "last":
                 yield from self._looped(node, runs)
                 continue
-            if (joined := self._stack(node)) is not None:
-                if joined.op == "scan_out":
-                    runs *= joined.operands[0].runs // joined.runs
-                node = joined
+            if (stacked := self._stack(node)) is not None:
+                runs *= stacked.operands[0].runs // stacked.runs
+                node = stacked
             for operand in node.operands:
                 if self._is_sum(operand):
                     todo.append((operand, runs))

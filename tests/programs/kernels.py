@@ -467,3 +467,34 @@ divided_by_a_norm(
     "norm_over_inputs_and_outputs_before_another_norm",
     lambda layer, n, remedy: norm(layer((1, 2))),
 )
+
+
+def ternary(w):
+    """Rounded to -1, 0 or 1 times the mean size; gradients pass as if it were not."""
+    size = jnp.clip(jnp.abs(w).mean(), 1e-5)
+    return w + jax.lax.stop_gradient(jnp.clip(jnp.round(w / size), -1, 1) * size - w)
+
+
+@program({"in": "I", r"b/\d/u": "Hb", r"b/\d/d": "He", "out": "O"}, deep=True)
+def ternary_kernels_as_in_bitnet(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + jax.nn.relu(norm(x) @ ternary(w["u"])) @ ternary(w["d"])
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "g": "O", "out": "O"})
+def scores_of_rows_in_a_map_summed_outside(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, g=(n,))
+
+    def call(p, x):
+        x = jnp.tanh(x @ p["in"])
+        scores = jax.lax.map(lambda row: row * p["g"], x).sum(-1, keepdims=True)
+        return (x * scores) @ p["out"]
+
+    return p, X, call

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .kit import layers, program, zeros
+from .kit import floats, layers, program, zeros
 from .plain import S, X, attention, norm
 from .transformers import flat, heads
 
@@ -255,3 +255,92 @@ def number_of_layers_that_is_an_input(n, L, remedy=False):
         return lax.fori_loop(0, number, layer, x @ p["in"]) @ p["out"]
 
     return p, (*X, jnp.array(L)), call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def stream_as_the_sum_of_a_stack(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        outs = [x @ p["in"]]
+        for w in p["b"]:
+            outs.append(mlp(w, jnp.stack(outs).sum(0)))
+        return jnp.array(outs).sum((0, 1)) @ p["out"]
+
+    return p, X, call
+
+
+@program(REVERSIBLE, deep=True)
+def reversible_network_whose_halves_are_set(n, L):
+    p, half = zeros(**{"in": (5, n), "out": (n, 3)}), n // 2
+    p |= {name: layers(L, u=(half, n), d=(n, half)) for name in "fg"}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for f, g in zip(p["f"], p["g"], strict=True):
+            x = x.at[:, :half].set(x[:, :half] + mlp(f, x[:, half:]))
+            y = x[:, half:] + mlp(g, x[:, :half])
+            x = lax.dynamic_update_slice(x, y, (0, half))
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program(REVERSIBLE, deep=True)
+def reversible_network_in_a_scan_over_joined_halves(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {name: zeros(u=(L, n // 2, n), d=(L, n, n // 2)) for name in "fg"}
+
+    def call(p, x):
+        def layer(x, w):
+            a, b = jnp.split(x, 2, -1)
+            a = a + mlp(w[0], b)
+            return jnp.concatenate([a, b + mlp(w[1], a)], -1), None
+
+        return lax.scan(layer, x @ p["in"], (p["f"], p["g"]))[0] @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def additive_coupling_in_a_scan_whose_halves_swap(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(L, n // 2, n), d=(L, n, n // 2))
+
+    def call(p, x):
+        def layer(halves, w):
+            a, b = halves
+            return (b + mlp(w, a), a), None
+
+        start = tuple(jnp.split(x @ p["in"], 2, -1))
+        halves, _ = lax.scan(layer, start, {name: p[name] for name in "ud"})
+        return jnp.concatenate(halves, -1) @ p["out"]
+
+    return p, X, call
+
+
+@program(
+    {
+        **ENDS,
+        "t": "I",
+        "shared": "H",
+        r"b/\d/table": "Vb",
+        r"b/\d/u": "Hb",
+        r"b/\d/d": "He",
+    },
+    deep=True,
+)
+def gates_that_all_layers_share_as_in_pixart(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, t=(4, n), shared=(n, 3 * n))
+    p |= {"b": layers(L, table=(3, n), u=(n, n), d=(n, n))}
+
+    def call(p, x, t):
+        x = x @ p["in"]
+        c = jax.nn.silu(jnp.sin(t[:, None] * jnp.arange(4.0)) @ p["t"]) @ p["shared"]
+        c = c.reshape(-1, 3, x.shape[-1])
+        for w in p["b"]:
+            shift, scale, gate = jnp.split(w["table"][None] + c, 3, 1)
+            y = norm(x) * (1 + scale) + shift
+            x = x + gate * (jax.nn.gelu(y @ w["u"]) @ w["d"])
+        return x @ p["out"]
+
+    return p, (*S, floats(2)), call
