@@ -17,7 +17,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import mupax
-from mupax import optim, zoo
+from mupax import zoo
 from mupax.configs import digits_resmlp
 from mupax.experiments import cli
 from mupax.experiments.run.config import parse
@@ -163,27 +163,6 @@ def test_a_documented_benchmark_exists(line):
 # ----- Snippets.
 
 
-class MyModel(nnx.Module):
-    """A user's own, as the pages speak of it."""
-
-    def __init__(self, width: int, rngs: nnx.Rngs):
-        self.embed = nnx.Linear(8, width, rngs=rngs)
-        self.hidden = nnx.Linear(width, width, rngs=rngs)
-        self.head = nnx.Linear(width, 4, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.head(nnx.relu(self.hidden(nnx.relu(self.embed(x)))))
-
-
-def scales(width: int) -> optim.Scales:
-    return optim.infer_scales(
-        lambda: MyModel(64, nnx.Rngs(0)),
-        lambda: MyModel(width, nnx.Rngs(0)),
-        delta=lambda: MyModel(128, nnx.Rngs(0)),
-        inputs=(jnp.zeros((1, 8)),),
-    )
-
-
 def snippets(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
 
@@ -195,13 +174,6 @@ def test_examples_of_a_page_print_what_they_show(page):
     )
     assert test.examples
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
-
-
-def test_the_snippet_of_the_coordinate_check_runs(capsys):
-    (code,) = snippets("coord_check.md")
-    batch = jax.random.normal(jax.random.key(0), (16, 8))
-    exec(code, {"MyModel": MyModel, "scales": scales, "batch": batch})
-    assert "embed" in capsys.readouterr().out
 
 
 @pytest.mark.long
