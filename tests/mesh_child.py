@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from mupax import zoo
 from mupax.experiments.estimate.hlo import collectives
+from mupax.experiments.run import loss
 from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.evaluate import place_batch
 from mupax.experiments.run.mesh import make_mesh
@@ -65,6 +66,8 @@ def main() -> None:
     for name, (data, fsdp, tensor) in MESHES.items():
         c = config(model)
         count = data * fsdp * tensor
+        if count > 1:  # logits of two positions at a time
+            loss._AT_ONCE = BATCH * 2 * 256 // count
         sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
         job = prepare(parse(c), make_mesh(sizes, jax.devices()[:count]))
         state = job.program.init_on_mesh(job.built.create)
@@ -74,8 +77,8 @@ def main() -> None:
         step = job.program.jit_step().lower(state, batch, hyper).compile()
         losses = []
         for _ in range(STEPS):
-            state, (loss, _) = step(state, place_batch(next(feed), sharding), hyper)
-            losses.append(float(loss))
+            state, (value, _) = step(state, place_batch(next(feed), sharding), hyper)
+            losses.append(float(value))
         feed.close()
         by_model[name] = {
             "losses": losses,

@@ -16,8 +16,8 @@ Batch = dict[str, Array]
 Losses = tuple[Float[Array, ""], Float[Array, ""]]
 
 _cross_entropy = optax.softmax_cross_entropy_with_integer_labels
-# Logits of a device that are computed at once (1 GiB in float32); more in chunks.
-_AT_ONCE = 2**28
+# Logits of a device that are computed at once (2 GiB in float32); more in chunks.
+_AT_ONCE = 2**29
 
 
 class Objective(Protocol):
