@@ -531,9 +531,7 @@ def measure(parts: list[str], minutes: float, smoke: bool, out: str) -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--minutes", type=float, default=8.0, help="to use, but for --smoke"
-    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="time to use")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, also on CPUs")
     parser.add_argument("--out", help="a file for the numbers, as JSON")
