@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mupax.zoo.layers.convolve import Direct, Narrow, formed
+from mupax.zoo.layers.bilinear import formed
+from mupax.zoo.layers.convolve import Direct, Narrow
 
 LAYERS, STEPS = 8, 10
 

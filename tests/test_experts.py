@@ -1,20 +1,21 @@
 """Mixtures of experts: parity, scales, balance, dispatch and sharding."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from goldens import apart, check_export, golden
+from goldens import apart, check_export, check_gradients, golden, repository
 from jax.sharding import AbstractMesh
-from test_llama import TOKENS, loss_of, repository
+from test_llama import TOKENS, loss_of
 
 from benchmarks import coord_check as bench
 from mupax import optim, zoo
-from mupax.zoo.layers.experts import balance_loss
-from mupax.zoo.weights import foreign
+from mupax.zoo.layers.bilinear import formed
+from mupax.zoo.layers.experts import Grouped, balance_loss
 
 KINDS = ("mixtral", "qwen3_moe")
 TOLERANCE = 1e-5
@@ -52,19 +53,7 @@ def test_logits_gradients_and_balance_are_those_of_transformers(kind, tmp_path):
 
     (_, (logits, (_, used))), gradients = run(params)
     assert apart(logits, data["logits"]) < TOLERANCE
-    ours = {"/".join(map(str, k)): v for k, v in nnx.to_flat_state(gradients)}
-    keys = set()
-    names = foreign.layout(model, weights)
-    assert names == foreign.exported_names(model)
-    for (path, place), source in names.items():
-        value = np.asarray(ours[path][...])
-        theirs = data[f"gradient/{source.key}"]
-        gradient = source.write(value if place is None else value[place])
-        # An expert that few tokens choose: relative to the gradients of all experts.
-        largest = float(np.abs(value).max())
-        assert np.abs(gradient - theirs).max() < TOLERANCE * largest, source.key
-        keys.add(f"gradient/{source.key}")
-    assert keys == {key for key in data if key.startswith("gradient/")}
+    check_gradients(gradients, model, kind, TOLERANCE)
     # Theirs pools the blocks before it multiplies, and counts choices per token.
     blocks = jax.jit(lambda p: _probabilities(nnx.merge(graph, p), tokens))(params)
     whole = balance_loss(blocks.reshape(-1, 4), model.options.routing)
@@ -108,6 +97,33 @@ def test_sorting_tokens_by_expert_gives_what_computing_all_experts_gives():
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), some, all_
     )
+
+
+def test_a_grouped_product_has_derivatives_of_every_mode_and_maps_over_any_argument():
+    x = jax.random.normal(jax.random.key(0), (6, 4))
+    kernel = jax.random.normal(jax.random.key(1), (3, 4, 5))
+    sizes, starts = jnp.array([1, 2, 3]), (0, 1, 3, 6)
+
+    def ours(x, kernel):
+        return (formed(Grouped(), x, kernel, sizes) ** 3).sum()
+
+    def plain(x, kernel):
+        rows = (x[a:b] for a, b in itertools.pairwise(starts))
+        return sum(((r @ w) ** 3).sum() for r, w in zip(rows, kernel, strict=True))
+
+    for i in (0, 1):
+        expected = jax.grad(plain, i)(x, kernel)
+        for derivative in (jax.grad, jax.jacfwd):
+            found = derivative(ours, i)(x, kernel)
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        mixed = (jax.jacfwd(jax.grad(f, i), 1 - i)(x, kernel) for f in (ours, plain))
+        np.testing.assert_allclose(*mixed, rtol=1e-4, atol=1e-4)
+    for axes, both in (
+        ((0, None), (jnp.stack([x, 2 * x]), kernel)),
+        ((None, 0), (x, jnp.stack([kernel, 2 * kernel]))),
+    ):
+        mapped = (jax.vmap(jax.grad(f, 1), axes)(*both) for f in (ours, plain))
+        np.testing.assert_allclose(*mapped, rtol=1e-4, atol=1e-4)
 
 
 def test_the_balance_loss_is_one_where_all_is_balanced():
@@ -171,15 +187,6 @@ def test_training_with_the_balance_loss_uses_the_experts_evenly():
 
     assert spread(1.0) < spread(0.0)
     assert spread(1.0) < 1.1
-
-
-def test_a_cache_and_a_generation_see_the_experts():
-    model = tiny()
-    expected = TOKENS[:, :4]
-    for _ in range(3):
-        following = model(expected)[:, -1].argmax(-1)[:, None]
-        expected = jnp.concatenate([expected, following], axis=1)
-    np.testing.assert_array_equal(zoo.generate(model, TOKENS[:, :4], 3), expected)
 
 
 # --- Scales and sharding ---

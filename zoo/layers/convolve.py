@@ -1,19 +1,16 @@
 """A convolution whose gradients are fast on CPUs too, also inside of loops."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
-from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
 from ..sharding import is_splitting, platform
 from .basic import single
+from .bilinear import formed
 
 # On CPUs: up to so many channels on both sides a product of matrices is faster than a
 # convolution, if about so many bytes of it stay in the cache.
@@ -99,138 +96,6 @@ def _conv(
     return jax.lax.conv_general_dilated(
         x, kernel, strides, padding, dimension_numbers=numbers, **more
     )
-
-
-# --- Derivatives ---
-
-
-class Form(Hashable, Protocol):
-    """A form <y, x * kernel>, linear in each of the three, as its three gradients.
-
-    Each gradient takes the other two and is linear in both. So its own derivatives are
-    gradients of the same form, in forward and in reverse mode and of every order.
-    """
-
-    def x(self, kernel: Array, y: Array) -> Array:
-        """The gradient with respect to the images."""
-
-    def kernel(self, x: Array, y: Array) -> Array:
-        """The gradient with respect to the kernel."""
-
-    def y(self, x: Array, kernel: Array) -> Array:
-        """The convolution."""
-
-
-_NAMES = ("x", "kernel", "y")
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def formed(form: Form, x: Array, kernel: Array) -> Array:
-    return form.y(x, kernel)
-
-
-@functools.partial(formed.defjvp, symbolic_zeros=True)
-def _formed_jvp(form: Form, primals: Any, tangents: Any) -> tuple[Array, Any]:
-    (x, kernel), (dx, dkernel) = primals, tangents
-    pairs = ((dx, kernel), dx), ((x, dkernel), dkernel)
-    terms = [
-        _gradient(form, "y", *pair)
-        for pair, tangent in pairs
-        if not isinstance(tangent, jax.custom_derivatives.SymbolicZero)
-    ]
-    out = formed(form, x, kernel)
-    return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
-
-
-# A primitive, because only those have a transpose of their own.
-_gradient_p = core.Primitive("convolution_form")
-
-
-def _gradient(form: Form, name: str, first: Array, second: Array) -> Array:
-    """A gradient of a form, given the other two in order, as one operation."""
-    avals = (jax.typeof(first), jax.typeof(second))
-    # A program remembers the mesh under which it was traced.
-    mesh = jax.sharding.get_abstract_mesh()
-    program = _program(form, name, mesh, *((a.shape, a.dtype) for a in avals))
-    bound = {"form": form, "name": name, "call_jaxpr": program}
-    out: Array = _gradient_p.bind(first, second, **bound)
-    return out
-
-
-@functools.lru_cache(maxsize=1024)
-def _program(
-    form: Any, name: str, mesh: Hashable, *shapes: tuple[Any, Any]
-) -> core.ClosedJaxpr:
-    # What counts operations in programs finds them in here.
-    return jax.make_jaxpr(getattr(form, name))(
-        *(jax.ShapeDtypeStruct(*shape) for shape in shapes)
-    )
-
-
-def _run(
-    first: Array, second: Array, *, call_jaxpr: core.ClosedJaxpr, **_: Any
-) -> Array:
-    (out,) = core.jaxpr_as_fun(call_jaxpr)(first, second)
-    return jnp.asarray(out)
-
-
-def _transposed(which: int) -> Callable[..., Array]:
-    """The transpose of a gradient in the first or the second of its arguments."""
-
-    def rule(
-        cotangent: Array, first: Any, second: Any, *, form: Form, name: str, **_: Any
-    ) -> Array:
-        others = [other for other in _NAMES if other != name]
-        known = {name: cotangent, others[1 - which]: (second, first)[which]}
-        asked = others[which]
-        return _gradient(form, asked, *(known[n] for n in _NAMES if n != asked))
-
-    return rule
-
-
-@dataclasses.dataclass(frozen=True)
-class Mapped:
-    """A form under `jax.vmap`; gradients of what is not mapped are sums."""
-
-    form: Form
-    mapped: tuple[str, ...]
-
-    def _of(self, name: str, first: Array, second: Array) -> Array:
-        others = [other for other in _NAMES if other != name]
-        axes = tuple(0 if other in self.mapped else None for other in others)
-        out: Array = jax.vmap(getattr(self.form, name), axes)(first, second)
-        return out if name in self.mapped else out.sum(0)
-
-    def x(self, kernel: Array, y: Array) -> Array:
-        return self._of("x", kernel, y)
-
-    def kernel(self, x: Array, y: Array) -> Array:
-        return self._of("kernel", x, y)
-
-    def y(self, x: Array, kernel: Array) -> Array:
-        return self._of("y", x, kernel)
-
-
-def _vmapped(
-    arguments: Any, dims: Any, *, form: Form, name: str, **_: Any
-) -> tuple[Array, int]:
-    others = [other for other in _NAMES if other != name]
-    mapped = [o for o, dim in zip(others, dims, strict=True) if dim is not None]
-    moved = (
-        a if dim is None else jnp.moveaxis(a, dim, 0)
-        for a, dim in zip(arguments, dims, strict=True)
-    )
-    return _gradient(Mapped(form, (*mapped, name)), name, *moved), 0
-
-
-_gradient_p.def_impl(_run)
-_gradient_p.def_abstract_eval(lambda *_, call_jaxpr, **__: call_jaxpr.out_avals[0])
-ad.defbilinear(_gradient_p, _transposed(0), _transposed(1))
-batching.primitive_batchers[_gradient_p] = _vmapped
-mlir.register_lowering(_gradient_p, mlir.lower_fun(_run, multiple_results=False))
-
-
-# --- Forms ---
 
 
 @dataclasses.dataclass(frozen=True)

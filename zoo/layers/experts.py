@@ -1,7 +1,7 @@
 """Mixture of experts: a router, and gated MLPs stacked along an axis of experts."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from ..plan import Plan
 from ..sharding import weight
 from .basic import Dense, activation, single, times
+from .bilinear import formed
 
 Dispatch = Literal["dense", "sorted"]
 
@@ -101,8 +102,35 @@ class ExpertDense(nnx.Module):
     ) -> Float[Array, "rows m"]:
         """Apply expert 0 to the first sizes[0] rows, expert 1 to the next, ..."""
         kernel = weight(self.kernel, self.dtype)
-        y = jax.lax.ragged_dot(x.astype(self.dtype), kernel, sizes)
+        y = formed(Grouped(), x.astype(self.dtype), kernel, sizes)
         return times(y, self.multiplier)
+
+
+# Of the gradient of a kernel: products over the rows of each expert.
+_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())),
+    lhs_ragged_dimensions=[0],
+    rhs_group_dimensions=[],
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """<y, x W>, where the first sizes[0] rows of x take W[0], the next W[1], ...
+
+    JAX's operation has no `jax.vmap` over some of its arguments only, so it `loops`.
+    """
+
+    loops: ClassVar[bool] = True
+
+    def x(self, kernel: Array, y: Array, sizes: Array) -> Array:
+        return jax.lax.ragged_dot(y, kernel.swapaxes(1, 2), sizes)
+
+    def kernel(self, x: Array, y: Array, sizes: Array) -> Array:
+        return jax.lax.ragged_dot_general(x, y, sizes, _OVER_ROWS)
+
+    def y(self, x: Array, kernel: Array, sizes: Array) -> Array:
+        return jax.lax.ragged_dot(x, kernel, sizes)
 
 
 class Experts(nnx.Module):
