@@ -7,36 +7,17 @@ import shutil
 import subprocess
 import sys
 
-import goldens
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from flax import nnx
+from goldens import GPT, RESNET, VIT, golden, run, write
 
 from mupax import zoo
 from mupax.experiments import cli
 from mupax.zoo.weights import foreign, saving
 
-VIT = {
-    "width": 24,
-    "depth": 2,
-    "heads": 3,
-    "patch_size": 8,
-    "input_shape": (32, 32, 3),
-    "out_features": 5,
-}
-GPT = {
-    "width": 24,
-    "depth": 2,
-    "heads": 3,
-    "nonlinearity": "gelu_tanh",
-    "norm_eps": 1e-5,
-    "vocab_size": 50,
-    "context": 16,
-}
-RESNET = {"width": 4, "blocks": (2, 1, 1, 2), "out_features": 7}
 # Golden file: the model, its options, the layout, the ending of the file.
 MORE = [pytest.mark.long]
 QUICK = {
@@ -47,24 +28,13 @@ QUICK = {
 }
 CASES = {
     "vit_token": ("vit", VIT, "timm", ".safetensors"),
+    "vit_mean": ("vit", {**VIT, "pool": "mean"}, "timm", ".safetensors"),
+    "vit_augreg": ("vit", VIT, "augreg", ".npz"),
     "vit_torchvision": ("vit", VIT, "torchvision", ".safetensors"),
     "vit_big_vision": ("vit", {**VIT, "class_position": False}, "big_vision", ".npz"),
     "gpt2": ("gpt", GPT, "transformers", ".safetensors"),
     "resnet_basic": ("resnet18", RESNET, "timm", ".safetensors"),
 }
-
-
-def golden(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(weights under their own keys, inputs and logits)."""
-    arrays, data = goldens.golden(name)
-    if name.startswith("resnet"):
-        weights = {k[7:]: v for k, v in arrays.items() if k.startswith("before/")}
-        # The golden file halves them; a file of weights has them whole.
-        return {k: v.astype(np.float32) for k, v in weights.items()}, {
-            "images": arrays["x"].astype(np.float32).transpose(0, 2, 3, 1),
-            "logits": arrays["timm/eval"],
-        }
-    return arrays, data
 
 
 def inputs(name: str) -> jax.Array:
@@ -73,21 +43,9 @@ def inputs(name: str) -> jax.Array:
 
 
 def forward(model: nnx.Module, x: jax.Array) -> np.ndarray:
-    """Logits; compiled, for a network that is run once, as quickly as can be."""
+    """Logits of the model in evaluation."""
     model.eval()
-    graph, state = nnx.split(model)
-    options = {"xla_backend_optimization_level": 0}
-    run = jax.jit(lambda s, x: nnx.merge(graph, s)(x), compiler_options=options)
-    return np.asarray(run(state, x))
-
-
-def write(path: pathlib.Path, weights: dict[str, np.ndarray]) -> pathlib.Path:
-    if path.suffix == ".npz":
-        np.savez(path, **weights)
-    else:
-        whole = {k: np.ascontiguousarray(v) for k, v in weights.items()}
-        safetensors.numpy.save_file(whole, path)
-    return path
+    return run(model, x)
 
 
 def flags(name: str) -> list[str]:
@@ -373,11 +331,3 @@ def test_the_embedding_repeated_as_the_readout_is_left_and_another_is_not():
     ]
     with pytest.raises(ValueError, match="lm_head"):
         foreign.fill(model, {**weights, "lm_head.weight": again + 1})
-
-
-def test_help_shows_the_flags(capsys):
-    assert convert("--help") == 0
-    out = capsys.readouterr().out
-    for flag in ("--source", "--out", "--model", "--layout", "--option", "--seed"):
-        assert flag in out
-    assert "--workdir" not in out

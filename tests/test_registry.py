@@ -147,11 +147,6 @@ def test_options_that_cannot_be_hashed_are_taken():
     assert model(jnp.ones((1, 4, 4, 1))).shape == (1, 10)
 
 
-def test_a_created_model_knows_its_recipe():
-    model = zoo.create("resmlp", **SIZES, rngs=nnx.Rngs(0))
-    assert registry.recipe(model) == ("resmlp", SIZES)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [

@@ -64,14 +64,9 @@ def test_frozen_ends_are_no_parameters():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"width": 0}, "width=0"),
-        ({"depth": -1}, "depth=-1"),
-        ({"base_width": 2.5}, "base_width=2.5"),
-        ({"nonlinearity": "rleu"}, "relu"),
         ({"block_depth": 0}, "block_depth=0"),
         ({"zero_init": True, "nonlinearity": "relu"}, "branches would never train"),
         ({"zero_init": True, "nonlinearity": "abs"}, "activation_first=True"),
-        ({"parametrization": "depth_mupp"}, "depth_mup"),
         ({"wdith": 8}, "'width'"),
     ],
 )

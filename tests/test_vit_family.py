@@ -6,9 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from flax import nnx
-from goldens import apart, check_export, golden
+from goldens import (
+    QUICK,
+    apart,
+    check_export,
+    check_gradients,
+    golden,
+    repository,
+    run,
+)
 
 from mupax import optim, zoo
 from mupax.zoo.registry import options_of
@@ -88,18 +95,6 @@ TRANSFORMERS = (
     *("hf_siglip", "hf_dinov3"),
 )
 NAMES = (*TIMM, *TRANSFORMERS)
-# What is run once compiles longer than it runs.
-QUICK = {"xla_backend_optimization_level": 0}
-
-
-def repository(folder, name, **changes):
-    """The files of the library, with its config.json if it has one."""
-    weights, data = golden(name)
-    config = json.loads(str(data["config"])) | changes
-    safetensors.numpy.save_file(weights, folder / "model.safetensors")
-    if name.startswith("hf_"):
-        (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def abstract(name, **changes):
@@ -116,15 +111,6 @@ def load(name, **changes):
     model = abstract(name, **changes)
     foreign.fill(model, golden(name)[0])
     return model
-
-
-@jax.jit(static_argnums=0, compiler_options=QUICK)
-def _run(graph, state, x):
-    return nnx.merge(graph, state)(x)
-
-
-def run(model, x):
-    return np.asarray(_run(*nnx.split(model), jnp.asarray(x)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,50 +131,8 @@ def test_outputs_gradients_and_exported_weights_are_those_of_the_library(name):
 
     gradients, outputs = both(params)
     assert apart(outputs, data["outputs"]) < TOLERANCE
-    ours = {"/".join(map(str, k)): v for k, v in nnx.to_flat_state(gradients)}
-    theirs = {k[9:]: v for k, v in data.items() if k.startswith("gradient/")}
-    largest = max(np.abs(array).max() for array in theirs.values())
-    table = foreign.layout(model, weights)
-    for (path, layer), source in table.items():
-        value = np.asarray(ours[path][...])
-        expected = source.read(theirs[source.key])
-        found = value if layer is None else value[layer]
-        # The bias of the keys moves all logits of a query alike.
-        still = path.endswith("key/bias")
-        size = largest if still else np.abs(expected).max()
-        assert np.abs(found - expected).max() < TOLERANCE * size, path
-        assert still or size > 1e-4 * largest, path
-    left = theirs.keys() - {source.key for source in table.values()}
-    assert not any(theirs[key].any() for key in left)
-
-
-@pytest.mark.parametrize(
-    "name", ["vit_siglip", pytest.param("vit_dinov2_reg", marks=pytest.mark.long)]
-)
-def test_our_own_files_give_the_same_outputs(name, tmp_path):
-    model = zoo.load_pretrained("vit", repository(tmp_path, name), **TIMM[name])
-    zoo.save(model, tmp_path / "ours")
-    again = zoo.load_pretrained(tmp_path / "ours")
-    images = golden(name)[1]["images"]
-    np.testing.assert_array_equal(run(model, images), run(again, images))
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("vit_clip", {"nonlinearity": "gelu"}),
-        ("vit_clip", {"norm_eps": 1e-6}),
-        ("vit_dinov2_giant", {"nonlinearity": "gelu"}),
-        ("vit_reg_gap", {"nonlinearity": "gelu_tanh"}),
-        ("vit_eva02_base", {"rope_grid": 3}),
-        ("vit_eva02_base", {"rotary": True, "rope_grid": 16}),
-        ("vit_eva02_small", {"rope_theta": 100.0}),
-    ],
-)
-def test_the_golden_file_shows_a_wrong_option(name, wrong):
-    data = golden(name)[1]
-    found = run(load(name, **wrong), data["images"])
-    assert apart(found, data["outputs"]) > 3 * TOLERANCE
+    # The bias of the keys moves all logits of a query alike.
+    check_gradients(gradients, model, name, TOLERANCE, still="key/bias")
 
 
 @pytest.mark.parametrize("name", ["vit_dinov2_reg", "vit_siglip"])

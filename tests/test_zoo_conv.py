@@ -12,8 +12,7 @@ from flax import nnx
 from goldens import check_export
 
 from mupax import zoo
-from mupax.zoo.families import resnet
-from mupax.zoo.layers import conv, convolve
+from mupax.zoo.layers import conv
 from mupax.zoo.plan import Axis, plan
 from mupax.zoo.weights import foreign
 
@@ -145,17 +144,6 @@ def train_differences(case: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_torchvision_and_timm_agree_so_that_one_stands_for_both(case):
-    arrays = golden(case)
-    keys = [k.removeprefix("timm/") for k in arrays if k.startswith("timm/")]
-    assert {"eval", "train", "after/bn1.running_var"} <= set(keys)
-    for key in keys:
-        np.testing.assert_array_equal(
-            arrays[f"timm/{key}"], arrays[f"torchvision/{key}"]
-        )
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_torch_and_export_writes_what_was_read(case):
     model, arrays = from_torch(case), golden(case)
     check_export(model, {k[7:]: v for k, v in arrays.items() if k[:7] == "before/"})
@@ -165,35 +153,6 @@ def test_logits_are_those_of_torch_and_export_writes_what_was_read(case):
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_step_has_the_logits_and_leaves_the_statistics_of_torch(case):
     assert max(train_differences(case)) < 1e-5
-
-
-@pytest.mark.parametrize("epsilon", [1e-3, 1e-6])
-def test_another_epsilon_is_noticed(monkeypatch, epsilon):
-    monkeypatch.setattr(resnet, "EPSILON", epsilon)
-    assert eval_difference("resnet_cifar") > 2e-5
-
-
-def test_padding_called_same_is_noticed(monkeypatch):
-    def same(form, x, kernel, padding, strides):
-        return convolve._conv(x, kernel, "SAME", strides)
-
-    monkeypatch.setattr(convolve.Direct, "_small", same)
-    assert eval_difference("resnet_cifar") > 1e-3
-
-
-def test_another_padding_of_the_stems_pooling_is_noticed(monkeypatch):
-    def same(x):
-        return nnx.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
-
-    monkeypatch.setattr(resnet, "stem_pool", same)
-    assert eval_difference("resnet_basic") > 1e-3
-
-
-def test_another_momentum_is_noticed(monkeypatch):
-    monkeypatch.setattr(conv, "MOMENTUM", 0.01)
-    logits, statistics = train_differences("resnet_cifar")
-    assert logits < 1e-5
-    assert statistics > 1e-2
 
 
 def test_the_running_variance_averages_the_unbiased_one():
@@ -375,14 +334,6 @@ def test_statistics_move_in_training_and_stay_in_evaluation():
     np.testing.assert_allclose(alone, logits[1:2], rtol=1e-4, atol=1e-5)
     model.train()
     assert not np.allclose(forward(model, X)[0], logits, rtol=1e-2)
-
-
-def test_a_step_outside_jit_puts_the_statistics_into_the_model():
-    model = build("resnet18", **TINY)
-    _, expected = forward(model, X)
-    model(jnp.asarray(X))
-    for path, value in forward_statistics(model).items():
-        np.testing.assert_allclose(value, expected[path], rtol=1e-4, err_msg=path)
 
 
 def forward_statistics(model: nnx.Module) -> dict[str, np.ndarray]:
