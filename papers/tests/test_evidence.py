@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from benchmarks import joint
+from benchmarks import branch_alpha, joint, tuned_sp
 from papers import catalogue, pages, summaries, tables
 
 DATA = catalogue.DATA
@@ -115,6 +115,31 @@ def test_the_joint_table_is_of_the_models_that_were_trained():
         for octave in joint.OCTAVES
         for seed in joint.SEEDS
     }
+
+
+@pytest.mark.parametrize("bench", [tuned_sp, branch_alpha])
+def test_the_page_of_results_holds_what_the_table_says(bench):
+    page = bench.PAGE.read_text()
+    body = page.partition(bench.BEGIN)[2].partition(bench.END)[0]
+    assert body.strip() == bench.page().strip(), f"run: python -m {bench.__name__}"
+
+
+def test_what_the_readme_says_of_sp_tuned_at_each_size():
+    best = tuned_sp.best()
+
+    def more(way, model, width, depth):  # of SP's loss, in percent
+        ours, own = best[model, width, depth, way], best[model, width, depth, "sp"]
+        return 100 * (float(own["loss"]) / float(ours["loss"]) - 1)
+
+    assert round(more("groups", "resmlp", 64, 16)) == 22
+    assert round(more("groups", "resmlp", 256, 8)) == 24
+    assert best["resmlp", 64, 128, "sp"] is None
+    wide = [("gpt", 128, 2), ("vit", 128, 2), ("cnn", 128, 3)]
+    deep = [("gpt", 64, 8), ("vit", 64, 8), ("cnn", 64, 12)]
+    lost = [100 - 100 / (1 + more("rate", *size) / 100) for size in deep]
+    over = [100 / (1 + more("rate", *size) / 100) - 100 for size in wide]
+    assert (round(min(over), 1), round(max(over), 1)) == (0.7, 1.9)
+    assert (round(min(lost), 1), round(max(lost), 1)) == (0.9, 4.3)
 
 
 def test_wider_transformers_depend_less_on_the_branch_multiplier():
