@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from mupax.experiments.sweep.results import Cell, Population
 from mupax.experiments.sweep.verdict import transfer
@@ -291,3 +292,19 @@ def test_an_exponent_of_biases_is_rarely_taken_for_the_expected_one(exponent):
         found = solved_bordelon._bias_law(errors)
         answers.append(curves.surely_near(*found, -1, solved_bordelon._BIAS))
     assert rarely(trials, answers)
+
+
+@pytest.mark.parametrize(
+    ("looks", "wrong"), [((3,), 0.05), ((2, 3), 0.083), ((2, 3, 6), 0.115)]
+)
+def test_more_seeds_where_undecided_err_as_often_as_the_page_says(looks, wrong):
+    """The truth is at the limit; each look is a t-test at 5 % a side."""
+    seeds = np.random.default_rng(0).normal(size=(50_000, looks[-1]))
+    open_, missed = np.ones(len(seeds), bool), 0
+    for count in looks:
+        seen = seeds[:, :count]
+        error = seen.std(axis=1, ddof=1) / math.sqrt(count)
+        wide = scipy.stats.t.ppf(0.95, count - 1) * error
+        missed += np.count_nonzero(open_ & (seen.mean(axis=1) > wide))
+        open_ &= np.abs(seen.mean(axis=1)) <= wide
+    assert missed / len(seeds) == pytest.approx(wrong, abs=0.004)
