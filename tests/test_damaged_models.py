@@ -198,7 +198,7 @@ def test_a_foreign_config_of_a_billion_layers_is_one_sentence(tmp_path):
     sizes = {"n_embd": 8, "n_head": 1, "vocab_size": 10, "n_positions": 8}
     config = {"model_type": "gpt2", "n_layer": 10**9, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"1,000,000,000 layers does not fit"):
+    with pytest.raises(ValueError, match="GB of memory"):
         zoo.load_pretrained(file.parent)
 
 

@@ -155,23 +155,6 @@ _FORMATS = (
         "scan_to_pyloop of big_vision.models.vit, then save the file again",
     ),
     (
-        r"(^|/)MAPHead_\d+/",
-        "the file is a ViT of big_vision with attention pooling (MAPHead), whose names "
-        "are not read; pass the same weights from timm, e.g. "
-        "timm/vit_base_patch16_siglip_224.webli",
-    ),
-    (
-        r"^features\.\d+\.|^trunk_output\.",
-        "the file has torchvision's names, which are read only for resnet and vit; "
-        "pass weights of timm, e.g. timm/convnext_tiny.in12k_ft_in1k, "
-        "timm/efficientnet_b0.ra_in1k or timm/regnety_016.tv2_in1k",
-    ),
-    (
-        r"\.(qweight|qzeros|weight_scale(_inv)?|SCB|absmax)$|quant_state",
-        "the weights of the file are quantized, which is not supported; use the "
-        "original weights in bfloat16 or float32",
-    ),
-    (
         r"(^|\.)lora_[AB]\.",
         "the file holds LoRA adapters of peft; merge them into their network by "
         "merge_and_unload() of peft, then save the network",

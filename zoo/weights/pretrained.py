@@ -258,7 +258,7 @@ def read_source(
     options = {**options, **overrides}
     may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}
     model = abstract(name, **options)
-    saving.check_sizes(model, str(source), len(arrays))
+    saving.check_sizes(model, str(source))
     unused = foreign.fill(model, arrays, **may)
     complete(model, rngs)
     remember(model, files.data(), resized=resized)

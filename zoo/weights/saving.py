@@ -356,26 +356,16 @@ def read_config(directory: pathlib.Path) -> Saved:
     return Saved(config["model"], options, data)
 
 
-def check_sizes(model: nnx.Module, source: str, arrays: int | None = None) -> None:
-    """Check that a file can hold a model's layers, and this machine all its arrays.
+def check_sizes(model: nnx.Module, source: str) -> None:
+    """Check that this machine's memory can hold a model.
 
     Args:
       model: from `abstract`.
       source: of the weights, for messages.
-      arrays: number of arrays in the file, if each layer has its own.
 
     Raises:
-      ValueError: they cannot. Nothing was allocated.
+      ValueError: it cannot. Nothing was allocated.
     """
-    most = math.inf if arrays is None else max(arrays, 1000)
-    for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        stacked = len(variable.shape) > len(variable.get_metadata()["axes"])
-        # Of few layers, the first missing array is a better message.
-        if stacked and variable.shape[0] > most:
-            raise ValueError(
-                f"a model with {variable.shape[0]:,} layers does not fit {source}, "
-                f"which holds {arrays:,} arrays; its config may be damaged"
-            )
     needed = sum(
         math.prod(array.shape) * array.dtype.itemsize
         for array in arrays_of(model).values()
