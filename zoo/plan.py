@@ -125,6 +125,14 @@ class Plan:
             axes.insert(0, Axis(*layers))
         lead += stacked
         rank = len(axes)
+        heads = [inputs > 0 and n in ("heads", "kv_heads") for n in names]
+        one = [False] * (rank - len(heads)) + heads
+        head_shape, base_head_shape = (
+            tuple(1 if h else n for n, h in zip(sizes, one, strict=True))
+            if any(heads)
+            else ()
+            for sizes in ([a.size for a in axes], [a.base for a in axes])
+        )
         return dataclasses.replace(
             optim.param_scale(
                 path,
@@ -138,6 +146,8 @@ class Plan:
             depth=self.depth,
             in_branch=in_branch,
             origin="axis names",
+            head_shape=head_shape,
+            base_head_shape=base_head_shape,
         )
 
     def param(

@@ -37,7 +37,8 @@ def checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimiz
         except TypeError:
             return build(*args, **options)  # raises it with the optimizer's name
         for name, value in given.items():
-            if name.removeprefix("adam_") in _NUMBERS:
+            own = name.removeprefix("adam_").removeprefix("partner_")
+            if own.removeprefix("sign_") in _NUMBERS:
                 kinds = get_args(signature.parameters[name].annotation)
                 _check(name, value, optional=type(None) in kinds)
         check_scales(given["scales"])
@@ -97,7 +98,7 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
 _MASKS = ("mask", "weight_decay_mask")
 # Ends of the names of hyperparameters that may be schedules, or that have a range.
 _SCHEDULED = ("learning_rate", "weight_decay", "weight_decay_rate")
-_AVERAGES = ("b1", "b2", "beta", "momentum")
+_AVERAGES = ("b1", "b2", "beta", "shampoo_beta", "momentum")
 _POSITIVE = (*_SCHEDULED, "eps", "eps_root")
 _NUMBERS = (
     *_POSITIVE,

@@ -18,78 +18,45 @@ Programs VI, Definition 6.1 and Table 1.
 """
 
 import functools
-import math
+import inspect
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from optax import contrib
+from optax.contrib import _muon
 
 from ..rules.multipliers import Family, family_of, multipliers
-from ..rules.parametrizations import Parametrization
-from ..rules.roles import ParamScale, Role
-from ..scales.paths import flatten, map_with_paths
+from ..rules.optimizers import is_hidden_matrix, optimizer_rule
+from ..rules.parametrizations import unknown
+from ..scales.paths import flatten
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
 from .groups import averaged, decay_weights, gradients_of, refuse, updates_of
 from .hyperparameters import checked
 from .masks import Mask, decay_mask
+from .matrices import (
+    beside,
+    descends,
+    dimension_numbers,
+    hidden_matrices,
+    keep_norms,
+    scale_by_kronecker,
+    scale_by_shape,
+    scale_by_spectral_norm,
+    scale_to_weights,
+)
 from .segments import by_segment
 from .transforms import normalize_gradients, resolve, scale_updates
 
 Transform: TypeAlias = optax.GradientTransformation
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 
-
-class Rule(NamedTuple):
-    """Multipliers of one parameter's hyperparameters under an optimizer.
-
-    Attributes:
-      family: that of the optimizer, for this parameter.
-      learning_rate: of the learning rate.
-      eps: of eps; 1 for optimizers without one.
-      weight_decay: of the weight decay. All three are floats, or arrays, as those of
-        `Multipliers`.
-    """
-
-    family: Family
-    learning_rate: Any
-    eps: Any = 1.0
-    weight_decay: Any = 1.0
-
-
-def optimizer_rule(
-    name: str, scale: ParamScale, point: Parametrization, **options: Any
-) -> Rule:
-    """The rule of one parameter under an optimizer or a family.
-
-    Args:
-      name: of the optimizer or family.
-      scale: the parameter's role and ratios.
-      point: the parametrization.
-      **options: consistent_rms and adaptive of `muon`.
-
-    Raises:
-      ValueError: the name is unknown.
-
-    Examples:
-      >>> from mupax import optim
-      >>> mid = optim.param_scale("mid", (4, 4), (16, 16), (0,), (1,))
-      >>> optimizer_rule("adamw", mid, optim.parametrization("mup"))[1:]
-      (0.25, 0.25, 4.0)
-    """
-    if name in _OWN_RULES:
-        return _OWN_RULES[name](scale, point, **options)
-    rule = multipliers(scale, point, name)
-    eps = rule.eps if name in _WITH_EPS else 1.0
-    return Rule(family_of(name), rule.learning_rate, eps, rule.weight_decay)
-
-
-_WITH_EPS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop")
+_PRESETS = _muon._NS_COEFFS_PRESET_DICT
 
 
 def _build(
@@ -106,6 +73,7 @@ def _build(
     betas: bool = False,
     decays: bool = False,
     least: float | None = None,
+    last: Transform | None = None,
     **options: Any,
 ) -> Optimizer:
     """Chain the parts of an optimizer in the one order that is right.
@@ -123,6 +91,7 @@ def _build(
       betas: whether `precondition` has the β1 and β2 of groups.
       decays: whether another part than `decay` decays weights.
       least: weights below this size, or at zero, have updates of a fixed size.
+      last: acts on the whole update.
       **options: of `optimizer_rule`.
     """
     point, rule = resolve(scales), rule or name
@@ -136,6 +105,12 @@ def _build(
     def init(params: optax.Params) -> optax.OptState:
         if least is not None:
             _warn_of_small(params, scales, name, least)
+        zeros = [p for p, x in flatten(params) if last and _below(x, 0.0)]
+        if zeros:
+            raise ValueError(
+                f"{zeros[0]!r} starts at zero, and {name} keeps its norm: start it at "
+                "random (zero_queries=False in models of the zoo), or use optim.muon"
+            )
         return scaling.init(params)
 
     slots = (
@@ -147,6 +122,7 @@ def _build(
         average,
         decay,
         rate if isinstance(rate, tuple) else optax.scale_by_learning_rate(rate),
+        last,
     )
     return optax.chain(*(slot for slot in slots if slot is not None))
 
@@ -424,7 +400,9 @@ def lamb(
 
     def build(scales: Scales) -> Transform:
         point = resolve(scales)
-        decays = {p: _lamb_rule(s, point).weight_decay for p, s in scales.items()}
+        decays = {
+            p: optimizer_rule("lamb", s, point).weight_decay for p, s in scales.items()
+        }
         added = optax.add_decayed_weights(weight_decay, decay_mask(mask, scales))
         trusted = optax.chain(
             _moments(scales, b1, b2, eps, eps_root),
@@ -439,12 +417,6 @@ def lamb(
         )
 
     return by_segment(scales, build)
-
-
-def _lamb_rule(scale: ParamScale, point: Parametrization) -> Rule:
-    # The decay is added to Adam's update, before the trust ratio.
-    rule, adam = (multipliers(scale, point, name) for name in ("lamb", "adam"))
-    return Rule(Family.RELATIVE, rule.learning_rate, rule.eps, adam.weight_decay)
 
 
 @checked
@@ -524,10 +496,95 @@ def adafactor(
     return by_segment(scales, build)
 
 
-def _adafactor_rule(scale: ParamScale, point: Parametrization) -> Rule:
-    # Its eps is added to the squared gradient; its decay has no learning rate.
-    rule = multipliers(scale, point, "adafactor")
-    return Rule(Family.RELATIVE, rule.learning_rate, rule.eps**2, rule.kappa)
+def _beside(
+    name: str,
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    precondition: Callable[[Scales], Transform],
+    *,
+    decay: tuple[optax.ScalarOrSchedule, Mask] | None = None,
+    partner: str | Transform = "adamw",
+    signs: Transform | None = None,
+    partner_rate: optax.ScalarOrSchedule | None = None,
+    partner_decay: tuple[optax.ScalarOrSchedule, Mask] = (0.0, None),
+    partner_options: Mapping[str, Any] | None = None,
+    per_head: bool = False,
+    split_fused: bool = True,
+    on_sphere: bool = False,
+    **options: Any,
+) -> Optimizer:
+    """Build an optimizer of hidden matrices, beside a partner for the rest.
+
+    Args:
+      name: of the optimizer, as in `RECIPES`.
+      learning_rate: of the matrices.
+      scales: of the model.
+      precondition: builds the transform of the matrices' updates from their scales.
+      decay: weight decay of the matrices, and its mask.
+      partner: as in `muon`; or "sign", for `signs`.
+      signs: a transform of gradients to signs, beside Scion.
+      partner_rate: learning rate of the partner; None for that of the matrices.
+      partner_decay: weight decay of the partner, and its mask.
+      partner_options: arguments of the partner, of which it takes those that it has.
+      per_head, split_fused: as in `muon`.
+      on_sphere: whether the matrices keep their norm.
+      **options: of `optimizer_rule`.
+    """
+    rate = learning_rate if partner_rate is None else partner_rate
+    whole, raw = None, signs
+    if not isinstance(partner, str):
+        is_whole = descends(partner, scales)
+        whole, raw = (partner, None) if is_whole else (None, partner)
+    if per_head and not any(s.head_shape for w in scales.values() for s in w.parts):
+        raise ValueError(
+            "per_head=True, but no parameter has heads: pass inputs=(x,) to "
+            "infer_scales, so that they are read from the program, or declare them: "
+            "axes={'query': 'd -> heads size'}"
+        )
+
+    def build(scales: Scales) -> Transform:
+        matrices = hidden_matrices(scales, name)
+        added = None if decay is None else _decay(*decay, scales)
+        own = _build(
+            *(name, scales, precondition(scales), learning_rate),
+            decay=added,
+            last=keep_norms(scales) if on_sphere else None,
+            decays=True,
+            **options,
+        )
+        return beside(scales, matrices, own, others(scales))
+
+    def others(scales: Scales) -> Transform:
+        named: Callable[..., Optimizer]
+        if whole is not None or partner == "adamw":
+            named = adamw
+        elif partner == "lion":
+            named = lion
+        elif isinstance(partner, str) and raw is None:
+            known = "'adamw', 'lion', or a transform"
+            raise ValueError(f"partner={partner!r} must be {known}")
+        else:
+            return build_optimizer(
+                *(rate, scales, raw, "adam"),
+                weight_decay=partner_decay[0],
+                mask=partner_decay[1],
+            )
+        taken = inspect.signature(named).parameters
+        given = (partner_options or {}).items()
+        return named(
+            *(rate, scales),
+            weight_decay=partner_decay[0],
+            mask=partner_decay[1],
+            **{key: value for key, value in given if key in taken},
+        )
+
+    both = (
+        by_segment(scales, build, per_head=per_head) if split_fused else build(scales)
+    )
+    if whole is None:
+        return optax.with_extra_args_support(both)
+    hidden = {p for p, s in scales.items() if any(map(is_hidden_matrix, s.parts))}
+    return beside(scales, frozenset(hidden), both, whole)
 
 
 @checked
@@ -551,15 +608,18 @@ def muon(
     adam_weight_decay: float = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     consistent_rms: float | None = None,
+    partner: str | Transform = "adamw",
+    per_head: bool = False,
+    split_fused: bool = True,
 ) -> Optimizer:
-    """`optax.contrib.muon`, scaled: Muon for hidden matrices, AdamW for the rest.
+    """`optax.contrib.muon`, scaled: Muon for hidden matrices, a partner for the rest.
 
     The scales say which parameters are hidden matrices, and their axes, so there are
-    no dimension numbers to pass. Embeddings and readouts are trained by AdamW. Stacked
-    kernels (layers, d, d) are orthogonalized layer by layer, convolutions as
-    (height·width·in, out), and fused kernels segment by segment. If base and target
-    have the same widths, only matrices in residual branches count as hidden; pass
-    `delta` to `infer_scales` to find the rest.
+    no dimension numbers to pass. Embeddings, readouts and vectors are trained by AdamW
+    or another partner. Stacked kernels (layers, d, d) are orthogonalized layer by
+    layer, convolutions as (height·width·in, out), and fused kernels segment by segment.
+    If base and target have the same widths, only matrices in residual branches count as
+    hidden; pass `delta` to `infer_scales` to find the rest.
 
     Over batch size and training length, Muon's learning rate follows the square-root
     rule, and its beta and decay follow Adam's. This is our extension: measured optima
@@ -571,6 +631,15 @@ def muon(
       scales: from `infer_scales` or `mupax.zoo.scales`.
       weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
         all weights that sum over inputs, of Muon and of Adam.
+      partner: what trains all other parameters: "adamw" or "lion", with the arguments
+        `adam_...`; a transform that gives updates entries of size one, such as
+        `optax.scale_by_lion()`, with the learning rate and decay `adam_...`; or a whole
+        optimizer, e.g. `optim.lion(1e-4, scales)`, used as it is. A transform counts as
+        whole if its updates point against the gradient.
+      per_head: orthogonalize each head of attention by itself. `infer_scales` reads
+        heads from the program, where they follow each other if they share an axis with
+        their entries; or an axis is declared as `heads`.
+      split_fused: orthogonalize each segment of a fused kernel by itself.
 
     All further arguments are as in `optax.contrib.muon`, those of the base model.
 
@@ -594,125 +663,472 @@ def muon(
       (-0.071, -0.037)
     """
     memory = scales.training.beta
-    # Optax's own masks apply only to the matrices of Muon.
-    others = weight_decay_mask if weight_decay_mask == "matrices" else None
-    slow = learning_rate if adam_learning_rate is None else adam_learning_rate
 
-    def build(scales: Scales) -> Transform:
-        matrices = _hidden_matrices(scales)
-
-        def numbers(path: str, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
-            axes = scales[path].in_axes, scales[path].out_axes
-            return contrib.MuonDimensionNumbers(*axes) if path in matrices else None
-
-        def label(path: str, _: jax.Array) -> str:
-            return "muon" if path in matrices else "adam"
-
-        updates = contrib.muon(
-            -1.0,  # only updates: decay and learning rate come after the scaling
-            ns_coeffs,
+    def orthogonalize(scales: Scales) -> Transform:
+        updates = contrib.scale_by_muon(
+            _PRESETS.get(ns_coeffs, ns_coeffs)
+            if isinstance(ns_coeffs, str)
+            else ns_coeffs,
             ns_steps,
             memory(beta),
             eps,
-            mu_dtype=mu_dtype,
+            mu_dtype,
             nesterov=nesterov,
             adaptive=adaptive,
             preconditioning=preconditioning,
-            adam_b1=memory(adam_b1),
-            adam_b2=memory(adam_b2),
-            adam_eps_root=adam_eps_root,
-            muon_weight_dimension_numbers=functools.partial(map_with_paths, numbers),
-            consistent_rms=consistent_rms,
+            weight_dimension_numbers=dimension_numbers(scales),
         )
-        steps = {
-            name: optax.chain(
-                _decay(decay, mask, scales), optax.scale_by_learning_rate(rate)
-            )
-            for name, decay, mask, rate in (
-                ("muon", weight_decay, weight_decay_mask, learning_rate),
-                ("adam", adam_weight_decay, others, slow),
-            )
-        }
-        rates = optax.partition(steps, functools.partial(map_with_paths, label))
-        return _build(
-            *("muon", scales, updates, rates),
-            consistent_rms=consistent_rms,
-            adaptive=adaptive,
-            decays=True,
-        )
+        return optax.chain(updates, scale_by_shape("muon", scales, consistent_rms))
 
-    return by_segment(scales, build)
-
-
-def _hidden_matrices(scales: Scales) -> set[str]:
-    matrices = {path for path, scale in scales.items() if is_hidden_matrix(scale)}
-    if not matrices:
-        raise ValueError(
-            "no parameter is a hidden matrix, which Muon needs; use "
-            "optim.adamw, or make scales from a base that differs in width"
-        )
-    return matrices
-
-
-def is_hidden_matrix(scale: ParamScale) -> bool:
-    """Whether Muon trains this parameter: a matrix between hidden layers.
-
-    If only depth grows, no parameter has the role "hidden"; then every matrix in a
-    branch counts.
-    """
-    matrix = bool(scale.in_axes) and bool(scale.out_axes)
-    return scale.role is Role.HIDDEN or (
-        scale.role is Role.FIXED and matrix and scale.in_branch
+    return _beside(
+        *("muon", learning_rate, scales, orthogonalize),
+        decay=(weight_decay, weight_decay_mask),
+        partner=partner,
+        partner_rate=adam_learning_rate,
+        partner_decay=(adam_weight_decay, _shared(weight_decay_mask)),
+        partner_options={
+            "b1": adam_b1,
+            "b2": adam_b2,
+            "eps": eps,
+            "eps_root": adam_eps_root,
+            "mu_dtype": mu_dtype,
+            "nesterov": nesterov,
+        },
+        per_head=per_head,
+        split_fused=split_fused,
+        consistent_rms=consistent_rms,
+        adaptive=adaptive,
     )
 
 
-def _muon_rule(
-    scale: ParamScale,
-    point: Parametrization,
+@checked
+def soap(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    b1: float = 0.95,
+    b2: float = 0.95,
+    eps: float = 1e-8,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Mask = None,
+    mu_dtype: Any | None = None,
     *,
-    consistent_rms: float | None = None,
-    adaptive: bool = False,
-) -> Rule:
-    """The spectral rule for hidden matrices, AdamW's for all others.
+    shampoo_beta: float = 0.95,
+    precondition_frequency: int = 10,
+    block_size: int | None = None,
+    partner: str | Transform = "adamw",
+    partner_learning_rate: optax.ScalarOrSchedule | None = None,
+    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """SOAP with spectral normalization, for hidden matrices: Adam in Shampoo's basis.
 
-    Optax multiplies updates by a shape factor. The rule already contains the powers of
-    width, so the multiplier replaces the target's shape factor by the base's. With
-    `adaptive` the update is multiplied by the gradient's dual norm, summed over copies,
-    which for normalized gradients of rank one is (n_in n_out)^½ per copy.
+    Each update is divided by its spectral norm, and multiplied by Optax's shape factor
+    of Muon, (fan_out/fan_in)^½ where above one. So learning rates of Muon fit, and
+    transfer by the same rule. The eigenvectors come from one step of orthogonal
+    iteration; matrices are not distributed over devices.
+
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1, b2, eps: as in Adam, those of the base model.
+      weight_decay, mask: of the hidden matrices, as in `adamw`.
+      mu_dtype: dtype of the average of gradients.
+      shampoo_beta: memory of G Gᵀ and Gᵀ G.
+      precondition_frequency: steps between two changes of the eigenvectors.
+      block_size: largest size of the blocks that are preconditioned one by one, as the
+        largest divisor of each side; None for whole matrices.
+      partner, per_head, split_fused: as in `muon`.
+      partner_learning_rate, partner_weight_decay: of a partner that is named.
+
+    Raises:
+      ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
+        of range; see `scale_by_parametrization` for the rest.
+
+    Source: Vyas et al. 2024 (arXiv:2409.11321), Algorithm 3; Qiu et al. 2025
+    (arXiv:2512.05620) for spectral normalization.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.soap(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.025)
     """
-    if not is_hidden_matrix(scale):
-        return optimizer_rule("adamw", scale, point)
-    rule = multipliers(scale, point, "muon")
-    rate = rule.learning_rate
-    if point.scaled:
-        consistent = consistent_rms is not None
-        shapes = scale.base_shape, scale.shape
-        small, large = (_shape_factor(scale, shape, consistent) for shape in shapes)
-        if adaptive:
-            copies = set(range(len(scale.shape))) - {*scale.in_axes, *scale.out_axes}
-            rate /= (scale.width_in * scale.width_out) ** 0.5
-            rate /= math.prod(scale.shape[a] / scale.base_shape[a] for a in copies)
-        rate *= small / large
-    return Rule(Family.SPECTRAL, rate, weight_decay=rule.kappa / rate)
+    return _kronecker(
+        *("soap", learning_rate, scales, (weight_decay, mask)),
+        {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype, "adam": True},
+        (shampoo_beta, precondition_frequency, block_size),
+        partner=partner,
+        partner_rate=partner_learning_rate,
+        partner_decay=(partner_weight_decay, _shared(mask)),
+        per_head=per_head,
+        split_fused=split_fused,
+    )
 
 
-def _shape_factor(
-    scale: ParamScale, shape: tuple[int, ...], consistent_rms: bool
-) -> float:
-    """The shape factor of `optax.contrib.scale_by_shape`, without consistent_rms."""
-    fan_in = math.prod(shape[a] for a in scale.in_axes)
-    fan_out = math.prod(shape[a] for a in scale.out_axes)
-    if consistent_rms:
-        return math.sqrt(max(fan_in, fan_out))
-    return math.sqrt(max(1.0, fan_out / fan_in))
+@checked
+def shampoo(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    b1: float = 0.95,
+    eps: float = 1e-6,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Mask = None,
+    mu_dtype: Any | None = None,
+    *,
+    shampoo_beta: float = 0.95,
+    precondition_frequency: int = 10,
+    block_size: int | None = None,
+    partner: str | Transform = "adamw",
+    partner_learning_rate: optax.ScalarOrSchedule | None = None,
+    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """Shampoo with spectral normalization, for hidden matrices: L^-¼ M R^-¼.
+
+    Args:
+      eps: added to L and R, times their spectral norms.
+
+    All further arguments are as in `soap`.
+
+    Raises:
+      ValueError: as `soap`.
+
+    Source: Gupta et al. 2018 (arXiv:1802.09568), Algorithm 1, with moving averages; Qiu
+    et al. 2025 (arXiv:2512.05620) for spectral normalization.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.shampoo(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.025)
+    """
+    return _kronecker(
+        *("shampoo", learning_rate, scales, (weight_decay, mask)),
+        {"b1": b1, "b2": 0.0, "eps": eps, "mu_dtype": mu_dtype, "adam": False},
+        (shampoo_beta, precondition_frequency, block_size),
+        partner=partner,
+        partner_rate=partner_learning_rate,
+        partner_decay=(partner_weight_decay, _shared(mask)),
+        per_head=per_head,
+        split_fused=split_fused,
+    )
 
 
-# The optimizers whose rule is not that of their family alone.
-_OWN_RULES: dict[str, Callable[..., Rule]] = {
-    "adafactor": _adafactor_rule,
-    "lamb": _lamb_rule,
-    "muon": _muon_rule,
-}
+def _kronecker(
+    name: str,
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    decay: tuple[optax.ScalarOrSchedule, Mask],
+    moments: Mapping[str, Any],
+    blocks: tuple[float, int, int | None],
+    **options: Any,
+) -> Optimizer:
+    """SOAP and Shampoo; see `scale_by_kronecker` for moments and blocks."""
+    memory = scales.training.beta
+    shampoo_beta, frequency, block_size = blocks
+    b1, b2 = memory(moments["b1"]), memory(moments["b2"])
+
+    def precondition(scales: Scales) -> Transform:
+        return optax.chain(
+            scale_by_kronecker(
+                scales,
+                **{**moments, "b1": b1, "b2": b2},
+                shampoo_beta=memory(shampoo_beta),
+                frequency=frequency,
+                block_size=block_size,
+            ),
+            scale_by_spectral_norm(scales),
+            scale_by_shape(name, scales),
+        )
+
+    return _beside(name, learning_rate, scales, precondition, decay=decay, **options)
+
+
+@checked
+def scion(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    b1: float = 0.9,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Mask = None,
+    mu_dtype: Any | None = None,
+    *,
+    ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
+    ns_steps: int = 5,
+    eps: float = 1e-8,
+    sign_learning_rate: optax.ScalarOrSchedule | None = None,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """Scion: the steepest step in a norm that the role of each parameter decides.
+
+    The average of gradients becomes (fan_out/fan_in)^½ U Vᵀ for hidden matrices, and
+    its sign for all other parameters, times 1/m_in for readouts. In these norms the
+    learning rate is the same at every width. The paper's radii are learning rates of
+    groups (`for_modules`, or `sign_learning_rate`); constrained Scion has the weight
+    decay 1/radius.
+
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1: memory of the average of gradients, 1 - α of the paper.
+      weight_decay, mask: as in `adamw`.
+      mu_dtype, ns_coeffs, ns_steps, eps: as in `muon`.
+      sign_learning_rate: of all parameters but hidden matrices; None for the same.
+      per_head, split_fused: as in `muon`.
+
+    Raises:
+      ValueError: as `muon`.
+
+    Source: Pethick et al. 2025 (arXiv:2502.07529), Algorithm 1 and Table 2.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.scion(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.025)
+    """
+    memory = scales.training.beta(b1)
+
+    def orthogonalize(scales: Scales) -> Transform:
+        updates = contrib.scale_by_muon(
+            *(_coefficients(ns_coeffs), ns_steps, memory, eps, mu_dtype),
+            nesterov=False,
+            weight_dimension_numbers=dimension_numbers(scales),
+        )
+        return optax.chain(updates, scale_by_shape("scion", scales))
+
+    return _beside(
+        *("scion", learning_rate, scales, orthogonalize),
+        decay=(weight_decay, mask),
+        partner="sign",
+        signs=optax.chain(
+            optax.ema(memory, debias=False, accumulator_dtype=mu_dtype),
+            optax.scale_by_sign(),
+        ),
+        partner_rate=sign_learning_rate,
+        partner_decay=(weight_decay, mask),
+        per_head=per_head,
+        split_fused=split_fused,
+    )
+
+
+@checked
+def adam_h(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    eps_root: float = 0.0,
+    mu_dtype: Any | None = None,
+    *,
+    partner: str | Transform = "adamw",
+    partner_learning_rate: optax.ScalarOrSchedule | None = None,
+    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """Adam on a sphere: hidden matrices keep their Frobenius norm (hyperball).
+
+    W ← R·norm(W - η R·norm(u)), with u the update of Adam and R the norm of W, so that
+    the learning rate η is the angle of a step. Weight decay would have no effect on
+    these matrices. A matrix that starts at zero would stay there, and is an error.
+    Papers disagree about its use: Wen et al. find that it transfers over width and
+    depth without rules, Ren et al. (arXiv:2603.28743) that depth needs one. Under ours
+    the angle follows Δ over the weight's size; `docs/rules.md` derives it.
+
+    Args:
+      learning_rate: angle of a step at the base model, in radians: a number or a
+        schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1, b2, eps, eps_root, mu_dtype: as in `adam`.
+      partner, per_head, split_fused: as in `muon`; the partner has Adam's betas.
+      partner_learning_rate, partner_weight_decay: of a partner that is named.
+
+    Raises:
+      ValueError: as `muon`; from `init`, a hidden matrix is zero.
+
+    Source: Wen et al. 2026 (arXiv:2606.16899).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.adam_h(0.1, scales)
+      >>> grads = {**mlp(16), "mid": jnp.ones((16, 16))}
+      >>> updates, _ = tx.update(grads, tx.init(mlp(16)), mlp(16))
+      >>> round(float(jnp.linalg.norm(mlp(16)["mid"] + updates["mid"])), 4)
+      4.0
+    """
+    moments = (b1, b2, eps, eps_root, mu_dtype)
+    return _beside(
+        *("adam_h", learning_rate, scales),
+        lambda scales: optax.chain(
+            _moments(scales, *moments), scale_to_weights(scales, orthogonal=False)
+        ),
+        partner=partner,
+        partner_rate=partner_learning_rate,
+        partner_decay=(partner_weight_decay, None),
+        partner_options={"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype},
+        per_head=per_head,
+        split_fused=split_fused,
+        on_sphere=True,
+        betas=True,
+    )
+
+
+@checked
+def muon_h(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    beta: float = 0.95,
+    eps: float = 1e-8,
+    mu_dtype: Any | None = None,
+    *,
+    ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
+    ns_steps: int = 5,
+    nesterov: bool = True,
+    partner: str | Transform = "adamw",
+    partner_learning_rate: optax.ScalarOrSchedule | None = None,
+    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """Muon on a sphere: as `adam_h`, with orthogonalized updates.
+
+    Args:
+      learning_rate: angle of a step at the base model, in radians.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      beta, eps, mu_dtype, ns_coeffs, ns_steps, nesterov: as in `muon`.
+
+    All further arguments are as in `adam_h`.
+
+    Raises:
+      ValueError: as `adam_h`.
+
+    Source: Wen et al. 2026 (arXiv:2606.16899).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.muon_h(0.1, scales)
+      >>> grads = {**mlp(16), "mid": jnp.ones((16, 16))}
+      >>> updates, _ = tx.update(grads, tx.init(mlp(16)), mlp(16))
+      >>> round(float(jnp.linalg.norm(mlp(16)["mid"] + updates["mid"])), 4)
+      4.0
+    """
+    memory = scales.training.beta(beta)
+
+    def orthogonalize(scales: Scales) -> Transform:
+        updates = contrib.scale_by_muon(
+            *(_coefficients(ns_coeffs), ns_steps, memory, eps, mu_dtype),
+            nesterov=nesterov,
+            weight_dimension_numbers=dimension_numbers(scales),
+        )
+        return optax.chain(updates, scale_to_weights(scales, orthogonal=True))
+
+    return _beside(
+        *("muon_h", learning_rate, scales, orthogonalize),
+        partner=partner,
+        partner_rate=partner_learning_rate,
+        partner_decay=(partner_weight_decay, None),
+        per_head=per_head,
+        split_fused=split_fused,
+        on_sphere=True,
+    )
+
+
+def schedule_free(
+    optimizer: Callable[..., Transform],
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    b1: float = 0.9,
+    weight_lr_power: float = 2.0,
+    state_dtype: Any | None = None,
+    **options: Any,
+) -> Optimizer:
+    """`optax.contrib.schedule_free` around an optimizer of `mupax.optim`.
+
+    It averages weights, so that every rule holds as it is. The optimizer has no average
+    of gradients of its own unless you pass one: `b1` and `beta` are zero. Evaluate at
+    `optax.contrib.schedule_free_eval_params(state, params)`.
+
+    Args:
+      optimizer: e.g. `optim.adamw`; not `adam_h` or `muon_h`, since averages leave the
+        sphere.
+      learning_rate: that of the base model, a number or a schedule without decay.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1, weight_lr_power, state_dtype: as in `optax.contrib.schedule_free`.
+      **options: of the optimizer.
+
+    Raises:
+      ValueError: the optimizer keeps weights on a sphere.
+
+    Source: Defazio et al. 2024 (arXiv:2405.15682).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.schedule_free(optim.adamw, 0.1, scales, weight_decay=0.0)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.025)
+    """
+    if optimizer in (adam_h, muon_h):
+        raise ValueError(
+            "schedule_free averages weights, which leave the sphere of adam_h and "
+            "muon_h; use optim.adamw or optim.muon"
+        )
+    arguments = inspect.signature(optimizer).parameters
+    none = {name: 0.0 for name in ("b1", "beta") if name in arguments}
+    base = optimizer(learning_rate, scales, **{**none, **options})
+    return contrib.schedule_free(base, learning_rate, b1, weight_lr_power, state_dtype)
+
+
+def _coefficients(ns_coeffs: Any) -> Any:
+    """Coefficients of Newton-Schulz steps; Optax knows some by name."""
+    if not isinstance(ns_coeffs, str):
+        return ns_coeffs
+    presets = _muon._NS_COEFFS_PRESET_DICT
+    if ns_coeffs not in presets:
+        raise ValueError(unknown("ns_coeffs", ns_coeffs, presets))
+    return presets[ns_coeffs]
+
+
+def _shared(mask: Mask) -> Mask:
+    """The mask of the partner: trees and functions are those of the matrices alone."""
+    return mask if isinstance(mask, str) else None
 
 
 def _moments(

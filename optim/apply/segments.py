@@ -1,7 +1,8 @@
 """Optimizers that see each segment of a fused parameter as a parameter.
 
 Those whose update of an entry depends on other entries of its array: orthogonalization
-(Muon), trust ratios (LAMB), factored moments and clipping by array (Adafactor).
+(Muon), trust ratios (LAMB), factored moments and clipping by array (Adafactor). They
+may also see each head of an attention's kernel as a matrix.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,20 +14,24 @@ import optax
 
 from ..rules.roles import ParamScale, Place
 from ..scales.paths import flatten, map_with_paths
-from ..scales.probe import at_start, running
+from ..scales.probe import Mode, at_start, mode, running
 from ..scales.table import Scales
 
 
 def by_segment(
-    scales: Scales, make: Callable[[Scales], optax.GradientTransformation]
+    scales: Scales,
+    make: Callable[[Scales], optax.GradientTransformation],
+    *,
+    per_head: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Build an optimizer that sees a tuple of segments in place of a fused parameter.
 
-    Its state has the segments' shapes. Without segments it is `make(scales)`.
+    Its state has the segments' shapes. Without segments and heads it is `make(scales)`.
 
     Args:
       scales: of the model.
       make: builds the optimizer from scales in which every segment is a parameter.
+      per_head: whether kernels get an axis that counts their heads.
 
     Examples:
       >>> import jax.numpy as jnp, optax
@@ -42,13 +47,27 @@ def by_segment(
       >>> [x.shape for x in tx.init(model(8)).trace["w"]]
       [(8, 8), (8, 8)]
     """
-    if not any(scale.segments for scale in scales.values()):
+    fused = any(scale.segments for scale in scales.values())
+    if not fused and not per_head:
         return optax.with_extra_args_support(make(scales))
-    inner = optax.with_extra_args_support(make(scales.apart()))
+    whole = scales.apart() if fused else scales
+    heads = {path: s.by_head() for path, s in whole.items() if per_head}
+    inner = optax.with_extra_args_support(
+        make(whole.replaced(scales={**whole, **heads}))
+    )
+
+    def split(tree: Any) -> Any:
+        def shaped(path: str, leaf: Any) -> Any:
+            if path not in heads or not whole[path].head_shape:
+                return leaf
+            at_base = mode() is Mode.BASE
+            return leaf.reshape(whole[path].with_heads(leaf.shape, at_base=at_base))
+
+        return map_with_paths(shaped, _split(tree, scales) if fused else tree)
 
     def init(params: optax.Params) -> optax.OptState:
         scales.check_params(params)
-        return inner.init(_split(params, scales))
+        return inner.init(split(params))
 
     def update(
         updates: optax.Updates,
@@ -56,9 +75,12 @@ def by_segment(
         params: optax.Params | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        pieces = None if params is None else _split(params, scales)
-        changed, state = inner.update(_split(updates, scales), state, pieces, **extra)
-        return _joined(updates, changed, scales), state
+        pieces, parts = None if params is None else split(params), split(updates)
+        changed, state = inner.update(parts, state, pieces, **extra)
+        if heads:
+            like = _split(updates, scales) if fused else updates
+            changed = jax.tree.map(lambda x, y: x.reshape(y.shape), changed, like)
+        return (_joined(updates, changed, scales) if fused else changed), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from ..rules.multipliers import OptimizerName, is_one, multipliers
+from ..rules.optimizers import optimizer_rule
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import Role
 from ..scales.paths import map_with_paths
@@ -75,7 +76,9 @@ def scale_by_parametrization(
             "optim.build_optimizer or an optimizer such as optim.adamw, or give it the "
             "scales without them and put optim.scale_by_path behind it"
         )
-    rates = {p: multipliers(s, point, family).learning_rate for p, s in scales.items()}
+    rates = {
+        p: optimizer_rule(family, s, point).learning_rate for p, s in scales.items()
+    }
     return scale_updates(rates, scales)
 
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..apply.optimizers import optimizer_rule
 from ..apply.transforms import missing_multipliers, resolve
 from ..rules.multipliers import OptimizerName, carried, family_of, multipliers
+from ..rules.optimizers import optimizer_rule
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale
 from ..rules.training import SAME, TrainingScale
@@ -259,8 +259,7 @@ def explain(
     *,
     tx: Any = None,
     params: Any = None,
-    consistent_rms: float | None = None,
-    adaptive: bool = False,
+    **options: Any,
 ) -> Explanation:
     """Tabulate the role, initial size and multipliers of every parameter.
 
@@ -270,7 +269,7 @@ def explain(
       tx: the optimizer itself, to run on known gradients as `check_chain` does. The
         table gets a column with the result, and the notes say what is wrong.
       params: as in `check_chain`.
-      consistent_rms, adaptive: options of `optim.muon`, for optimizer="muon".
+      **options: consistent_rms, adaptive, per_head, partner: as in `optim.muon`.
 
     Returns:
       An `Explanation`: print it, or read `.rows[path]`.
@@ -300,11 +299,6 @@ Table 3
     Source: docs/rules.md derives every number.
     """
     point = resolve(scales)
-    options = (
-        {"consistent_rms": consistent_rms, "adaptive": adaptive}
-        if optimizer == "muon"
-        else {}
-    )
     rows = {
         name: row
         for path, scale in scales.items()

@@ -389,7 +389,7 @@ class Axes:
                 if index.out is None and (shared or node.op == CONVOLUTION):
                     into = Use.TABLE if other.id in self.hot else Use.IN
                     marks += [(axes - gains, into), (axes & gains, Use.ENTRY)]
-                    across = self._entries(other)[index.axes[1 - k]] if shared else NONE
+                    across = self.entries(other)[index.axes[1 - k]] if shared else NONE
                     self.units |= across
                 elif index.out is not None and (not shared or node.op == CONVOLUTION):
                     marks.append((axes, Use.OUT))
@@ -406,7 +406,7 @@ class Axes:
                 self._copied[node.id] = copied | {x for x in mapped if x[0] in own}
         return self._moved(node, kernels)
 
-    def _entries(self, node: Node) -> Labels:
+    def entries(self, node: Node) -> Labels:
         """The output axes of parameters that the axes of an activation come from."""
         return self._results.get(node.id, (NONE,) * len(node.shape))
 
@@ -522,7 +522,7 @@ class Axes:
 
     def _batched(self, node: Node, data: Node, axis: int) -> None:
         """Axes of earlier results that are batch axes here count copies (experts)."""
-        found = self._entries(data)
+        found = self.entries(data)
         whole = [x for x in found[axis] if sum(x in others for others in found) == 1]
         self._mark(node, [(whole, Use.COPY)])
 

@@ -15,6 +15,7 @@ from ..scales.table import Scales, some
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches, End, Failure
 from .growth import grown, same_parametrization, twin
+from .heads import find_heads
 from .leaves import Leaves
 from .lists import Pairing
 from .models import Reading, trace
@@ -37,6 +38,7 @@ class _Model:
     totals: Totals
     sums: Sums
     roles: dict[str, Found | None]
+    heads: Mapping[str, tuple[int, ...]]
 
     def events(self, path: str) -> list[Event]:
         return self.axes.events[self.reading.path_of.index(path)]
@@ -58,7 +60,8 @@ def _model(
     branches = Branches(reading.program, axes)
     totals = Totals(reading.program, axes, branches)
     sums = Sums(reading.program, axes, branches)
-    return _Model(reading, axes, branches, totals, sums, roles)
+    heads = find_heads(reading, axes)
+    return _Model(reading, axes, branches, totals, sums, roles, heads)
 
 
 def _numbered(model: _Model) -> dict[tuple[str, int], Node]:
@@ -241,6 +244,8 @@ class _Comparison:
                 f"{before.in_axes} ({before.line}), the target over {role.in_axes} "
                 f"({role.line}); build both by the same code"
             )
+        heads = self.large.heads.get(path, ())
+        small_heads = self.small.heads.get(self.twin[path], ())
         return grown(
             role,
             (small.shape, leaf.shape, wide.shape),
@@ -248,6 +253,8 @@ class _Comparison:
             depth=depth,
             in_branch=inside,
             training=self.training,
+            head_shape=heads if small_heads else (),
+            base_head_shape=small_heads if heads else (),
         )
 
     def _unused(self, path: str) -> str:

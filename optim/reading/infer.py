@@ -165,10 +165,11 @@ def _declared_scales(
                 "of one forward pass (arrays or jax.ShapeDtypeStructs)"
                 + (", or declare them in axes" if given else "")
             )
+        before = small[twin(path, to_small, small, large, "base")].shape
         scales[path] = grown(
             from_declaration(path, told),
             (
-                small[twin(path, to_small, small, large, "base")].shape,
+                before,
                 leaf.shape,
                 wide[twin(path, to_wide, wide, large, "delta")].shape,
             ),
@@ -176,6 +177,8 @@ def _declared_scales(
             depth=depth,
             in_branch=given.in_branch(path),
             training=training,
+            head_shape=told.head_shape(leaf.shape),
+            base_head_shape=told.head_shape(before),
         )
     own = large.parametrization
     point = same_parametrization(own, point) or own

@@ -495,7 +495,17 @@ def _extended(one: ParamScale, other: ParamScale, axis: int) -> ParamScale:
     shapes = []
     for a, b in ((one.base_shape, other.base_shape), (one.shape, other.shape)):
         shapes.append((*a[:axis], a[axis] + b[axis], *a[axis + 1 :]))
-    return dataclasses.replace(one, base_shape=shapes[0], shape=shapes[1])
+    heads = [list(h) for h in (one.base_head_shape, one.head_shape)]
+    for head, new, old in zip(heads, shapes, (one.base_shape, one.shape), strict=True):
+        if head and head[axis] == old[axis]:
+            head[axis] = new[axis]
+    return dataclasses.replace(
+        one,
+        base_shape=shapes[0],
+        shape=shapes[1],
+        base_head_shape=tuple(heads[0]),
+        head_shape=tuple(heads[1]),
+    )
 
 
 def _copies(each: Sequence[ParamScale], axis: int) -> ParamScale:

@@ -9,7 +9,10 @@ the size of the raw update, which the family's geometry gives (`GEOMETRIES`):
     sgd        proportional to the gradient   Δ / (g θ²)
     adam       entries of order one           Δ / θ
     spectral   spectral norm one              Δ (m_in m_out)^½ / θ
+    column     norm one of each output        Δ m_in^½ / θ
+    row        norm one of each input         Δ m_out^½ / θ
     relative   relative to the weight         Δ / σ
+    sphere     the same, and the weight keeps its norm
 
 A stored weight that carries a multiplier c of the model (of its branch, of attention
 logits) is c times the weight of a model that multiplies: θ = 1/c.
@@ -23,8 +26,9 @@ multiplier is an array that broadcasts to the parameter.
 
 import dataclasses
 import enum
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,56 +43,112 @@ class Family(enum.StrEnum):
     """Families of optimizers by the size of their raw update.
 
     sgd: proportional to the gradient. adam: entries of order one. spectral: spectral
-    norm one. relative: proportional to the weight.
+    norm one. column, row: Euclidean norm one of the weights of each output, or of each
+    input. relative: proportional to the weight. sphere: the same, for a weight that
+    keeps its norm.
 
     Source: Tensor Programs VI, Definition 6.1 (sgd, and adam as any entrywise one).
 
     Examples:
       >>> [family.value for family in Family]
-      ['sgd', 'adam', 'spectral', 'relative']
+      ['sgd', 'adam', 'spectral', 'column', 'row', 'relative', 'sphere']
     """
 
     SGD = "sgd"
     ADAM = "adam"
     SPECTRAL = "spectral"
+    COLUMN = "column"
+    ROW = "row"
     RELATIVE = "relative"
+    SPHERE = "sphere"
 
 
 class Geometry(NamedTuple):
-    """Size of the entries of a family's raw update, as powers of three sizes.
+    """Size of the entries of a family's raw update, as powers of four sizes.
+
+    An update is aligned with the activations: as a matrix it has rank one.
 
     Attributes:
       gradient: exponent of the size of the stored weight's gradient.
       weight: exponent of the initial size of the stored weight.
-      matrix: exponent of m_in·m_out, the growth of the matrix.
+      fan_in, fan_out: exponents of the growth of the matrix, of one head where heads
+        are matrices.
     """
 
     gradient: float = 0
     weight: float = 0
-    matrix: float = 0
+    fan_in: float = 0
+    fan_out: float = 0
+
+    @property
+    def multiplier(self) -> float:
+        """Exponent of a forward multiplier in the change of the effective weight."""
+        return 1 + self.gradient - self.weight
 
 
 GEOMETRIES = {
     Family.SGD: Geometry(gradient=1),
     Family.ADAM: Geometry(),
-    # A matrix of n x m entries of size (n m)^-½ has a spectral norm of order one.
-    Family.SPECTRAL: Geometry(matrix=-0.5),
+    # A matrix of rank one with n x m entries of size (n m)^-½ has spectral norm one.
+    Family.SPECTRAL: Geometry(fan_in=-0.5, fan_out=-0.5),
+    Family.COLUMN: Geometry(fan_in=-0.5),
+    Family.ROW: Geometry(fan_out=-0.5),
     Family.RELATIVE: Geometry(weight=1),
+    Family.SPHERE: Geometry(weight=1),
 }
 
-# Names that an editor completes, by family.
-_Sgd = Literal["sgd", "momentum", "nesterov"]
-_Adam = Literal[
-    "adam", "adamw", "lion", "sign", "signsgd", "rmsprop", "nadam", "amsgrad"
-]
-_Spectral = Literal["spectral", "muon"]
-_Relative = Literal["relative", "lars", "lamb", "adafactor"]
-OptimizerName = Literal[_Sgd, _Adam, _Spectral, _Relative]
-_FAMILIES = {
-    name: family
-    for family, names in zip(Family, (_Sgd, _Adam, _Spectral, _Relative), strict=True)
-    for name in get_args(names)
+
+class Recipe(NamedTuple):
+    """What the rule of an optimizer needs beside its family's geometry.
+
+    Attributes:
+      family: of its raw updates.
+      eps: exponent of the gradient's size in its eps; 0 for optimizers without one.
+      decay: what its weight decay is multiplied by: "rate", the learning rate;
+        "update", only the rate of the trust ratio's result; or "step", nothing.
+      partner: the optimizer of all parameters but hidden matrices; "" if it trains
+        every parameter alike.
+      shape: a factor of the raw update of a matrix, from its fan-in and fan-out.
+    """
+
+    family: Family
+    eps: int = 0
+    decay: str = "rate"
+    partner: str = ""
+    shape: Callable[[int, int], float] = lambda fan_in, fan_out: 1.0
+
+
+def widened(fan_in: int, fan_out: int) -> float:
+    """The shape factor of `optax.contrib.muon`."""
+    return math.sqrt(max(1.0, fan_out / fan_in))
+
+
+_ADAMS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop")
+# A new optimizer is a row here, a name in `OptimizerName`, and its function.
+RECIPES = {
+    **{family.value: Recipe(family) for family in Family},
+    **{name: Recipe(Family.SGD) for name in ("momentum", "nesterov")},
+    **{name: Recipe(Family.ADAM, eps=1) for name in _ADAMS},
+    **{name: Recipe(Family.ADAM) for name in ("lion", "sign", "signsgd")},
+    "lars": Recipe(Family.RELATIVE),
+    "lamb": Recipe(Family.RELATIVE, eps=1, decay="update"),
+    "adafactor": Recipe(Family.RELATIVE, eps=2, decay="step"),
+    "muon": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
+    "soap": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
+    "shampoo": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
+    "scion": Recipe(Family.SPECTRAL, partner="sign", shape=lambda n, m: (m / n) ** 0.5),
+    "adam_h": Recipe(Family.SPHERE, partner="adamw"),
+    # Singular values of one in a matrix of the weight's norm.
+    "muon_h": Recipe(Family.SPHERE, partner="adamw", shape=lambda *n: min(n) ** -0.5),
 }
+
+# Names that an editor completes.
+OptimizerName = Literal[
+    "sgd", "momentum", "nesterov",
+    "adam", "adamw", "nadam", "amsgrad", "rmsprop", "lion", "sign", "signsgd",
+    "spectral", "muon", "soap", "shampoo", "scion", "column", "row",
+    "relative", "lars", "lamb", "adafactor", "sphere", "adam_h", "muon_h",
+]  # fmt: skip
 
 
 def family_of(optimizer: str) -> Family:
@@ -106,9 +166,9 @@ def family_of(optimizer: str) -> Family:
             f"the optimizer family is a {type(optimizer).__name__}; pass a name, e.g. "
             "'adamw'. To check an optimizer, use optim.explain(scales, tx=tx)"
         )
-    if optimizer not in _FAMILIES:
-        raise ValueError(unknown("optimizer family", optimizer, _FAMILIES))
-    return _FAMILIES[optimizer]
+    if optimizer not in RECIPES:
+        raise ValueError(unknown("optimizer family", optimizer, RECIPES))
+    return RECIPES[optimizer].family
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +262,8 @@ def multipliers(
     raw = (
         (gradient * theta) ** geometry.gradient
         * (init / theta) ** geometry.weight
-        * (scale.width_in * scale.width_out) ** geometry.matrix
+        * (scale.width_in / scale.heads_in) ** geometry.fan_in
+        * (scale.width_out / scale.heads_out) ** geometry.fan_out
     )
     learning_rate = update / theta / raw
     return Multipliers(

@@ -114,6 +114,10 @@ class ParamScale:
         there are heads, if each has its queries, keys and values side by side. Then
         `start` counts from the beginning of each head.
       base_start, base_repeats: the same in the base model.
+      head_shape, base_head_shape: the shape of the part of one attention head; () if
+        the parameter is not of several heads.
+      heads_in, heads_out: growth of the number of heads within fan-in and fan-out, if
+        each head is a matrix by itself; see `by_head`.
 
     Source: Tensor Programs V, Table 8 (widths); Tensor Programs VI, section 6 (depth).
 
@@ -143,6 +147,10 @@ class ParamScale:
     base_start: tuple[int, ...] = ()
     repeats: tuple[int, ...] = ()
     base_repeats: tuple[int, ...] = ()
+    head_shape: tuple[int, ...] = dataclasses.field(default=(), compare=False)
+    base_head_shape: tuple[int, ...] = dataclasses.field(default=(), compare=False)
+    heads_in: float = 1.0
+    heads_out: float = 1.0
 
     @property
     def size(self) -> int:
@@ -175,6 +183,76 @@ class ParamScale:
             name: dataclasses.replace(segment, path=name, **none)
             for name, segment in zip(names, self.segments, strict=True)
         }
+
+    def by_head(self) -> "ParamScale":
+        """The same kernel with an axis that counts heads, each of them a matrix.
+
+        Examples:
+          >>> w = param_scale("w", (64, 64), (256, 256), (0,), (1,),
+          ...                 head_shape=(256, 32), base_head_shape=(64, 32))
+          >>> w.by_head().shape, w.by_head().out_axes, w.by_head().heads_out
+          ((256, 8, 32), (2,), 4.0)
+        """
+        if not self.head_shape:
+            return self
+        shape, base_shape = self.with_heads(), self.with_heads(at_base=True)
+        kept: dict[str, list[int]] = {"in_axes": [], "out_axes": []}
+        growth = {"in_axes": self.heads_in, "out_axes": self.heads_out}
+        place = 0
+        for axis, (heads, counts) in enumerate(zip(*self._heads, strict=True)):
+            for side, found in kept.items():
+                if axis not in getattr(self, side):
+                    continue
+                if heads:
+                    growth[side] *= shape[place] / base_shape[place]
+                if not counts:
+                    found.append(place + heads)
+            place += 1 + (heads and not counts)
+        return dataclasses.replace(
+            self,
+            shape=shape,
+            base_shape=base_shape,
+            **{side: tuple(axes) for side, axes in kept.items()},  # type: ignore[arg-type]
+            heads_in=growth["in_axes"],
+            heads_out=growth["out_axes"],
+            head_shape=(),
+            base_head_shape=(),
+        )
+
+    @property
+    def _heads(self) -> tuple[list[bool], list[bool]]:
+        """Whether each axis runs over heads; and if so, over nothing else."""
+        ends = [
+            list(zip(shape, head, strict=True))
+            for shape, head in (
+                (self.shape, self.head_shape),
+                (self.base_shape, self.base_head_shape),
+            )
+        ]
+        split = [any(n != h for n, h in each) for each in zip(*ends, strict=True)]
+        alone = [all(h == 1 for _, h in each) for each in zip(*ends, strict=True)]
+        return split, [a and b for a, b in zip(split, alone, strict=True)]
+
+    def with_heads(
+        self, shape: tuple[int, ...] | None = None, *, at_base: bool = False
+    ) -> tuple[int, ...]:
+        """The shape of an array with an axis of heads.
+
+        Args:
+          shape: of the array; in a probe it may be smaller, and holds as many heads as
+            fit.
+          at_base: whether it is of the base.
+        """
+        whole, head = (self.shape, self.head_shape)
+        if at_base:
+            whole, head = self.base_shape, self.base_head_shape
+        sizes: list[int] = []
+        for size, n, h, split, alone in zip(
+            shape or whole, whole, head, *self._heads, strict=True
+        ):
+            heads = math.gcd(n // h, size)
+            sizes += [heads, size // heads] if split and not alone else [size]
+        return tuple(sizes)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from .paths import open_numbers
 from .patterns import Pattern
 
 _LAYERS = "layers"  # the name of an axis whose size is a number of layers
+_HEADS = "heads"  # the name of an axis that counts heads of attention
 _NAMES = re.compile(r"\w+")
 _FORMS = (
     "'in -> out' for a kernel, 'out <- in' for one that stores its outputs first, 'd' "
@@ -26,6 +27,7 @@ class AxesOf:
       out_axes: the axes that index outputs, or entries of a vector.
       copies: the axes that count copies, e.g. layers or experts.
       layers: the axis that counts layers, or None.
+      heads: the axis of a kernel that counts heads of attention, or None.
       table: whether `in_axes` counts the entries of a table.
       insists: whether the declaration holds even if the program says otherwise.
       text: the declaration.
@@ -38,6 +40,13 @@ class AxesOf:
     table: bool
     insists: bool
     text: str
+    heads: int | None = None
+
+    def head_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the part of one head; () if no axis is called `heads`."""
+        if self.heads is None or not self.in_axes:
+            return ()
+        return tuple(1 if a == self.heads else n for a, n in enumerate(shape))
 
 
 class Declarations:
@@ -140,7 +149,8 @@ def declare(axes: Mapping[str, str], *, branches: str | None = None) -> Declarat
         arrow are summed over: "in -> out", "h w in -> out"; with the outputs first,
         "out <- in". A bias or gain is "d". Copies of a layer stand before a colon:
         "layers: in -> out", "experts: in -> out", "layers: -> d" for a stacked bias;
-        an axis called `layers` counts the depth. "vocab: d" is a table whose rows are
+        an axis called `layers` counts the depth, and one called `heads` the heads of a
+        kernel, e.g. "d -> heads size". "vocab: d" is a table whose rows are
         looked up. A final "!" says that you are sure, if the program seems to say
         something else.
       branches: regular expression of the parameters inside residual branches, whose
@@ -199,6 +209,12 @@ def _parsed(pattern: str, text: Any) -> AxesOf:
     readable = all(map(_NAMES.fullmatch, words)) and all(lead)
     if len(lead) > 2 or len(arrows) > 1 or not readable:
         raise ValueError(wrong)
+    if _HEADS in index:
+        raise ValueError(
+            f"axes={{{pattern!r}: {text!r}}}: heads are outputs or inputs of a kernel, "
+            "not copies of it; write 'd -> heads size' or 'heads size -> d', and "
+            "optim.muon(..., per_head=True)"
+        )
     split = rest.index(arrows[0]) if arrows else 0
     first = tuple(range(len(index), len(index) + split))
     last = tuple(range(len(index) + split, len(words)))
@@ -213,4 +229,5 @@ def _parsed(pattern: str, text: Any) -> AxesOf:
         table=table,
         insists=text.endswith("!"),
         text=text,
+        heads=words.index(_HEADS) if _HEADS in words else None,
     )

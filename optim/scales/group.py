@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..rules.multipliers import GEOMETRIES, Family
+
 _FREEZE = (
     '; to freeze parameters, use optax.partition({"train": tx, "freeze": '
     "optax.set_to_zero()}, labels)"
@@ -82,5 +84,5 @@ class Module:
 
     def update(self, family: str) -> Any:
         """Factor of the updates, for a family of optimizers."""
-        power = {"sgd": 2, "relative": 0}.get(family, 1)
+        power = GEOMETRIES[Family(family)].multiplier
         return self.learning_rate * self.multiplier**power

@@ -1,0 +1,313 @@
+"""SOAP, Shampoo, Scion and the optimizers on a sphere, against their papers."""
+
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mupax import optim
+from mupax.optim.rules.multipliers import RECIPES, OptimizerName
+
+INPUTS, OUTPUTS, N = 5, 3, 8
+EXACT = {"ns_coeffs": (15 / 8, -10 / 8, 3 / 8), "ns_steps": 25}  # U Vᵀ of the SVD
+RATE = 0.03
+
+
+def model(n, wider=2):
+    return {"in": (INPUTS, n), "mid": (n, wider * n), "out": (wider * n, OUTPUTS)}
+
+
+def drawn(seed, wider=2):
+    rng = np.random.default_rng(seed)
+    return {k: rng.normal(size=s) for k, s in model(N, wider).items()}
+
+
+def scales_of(wider=2):
+    small, large = (
+        {k: jnp.zeros(s) for k, s in model(n, wider).items()} for n in (N // 2, N)
+    )
+    return optim.infer_scales(small, large, axes={".": "i -> o"})
+
+
+def test_every_recipe_has_a_name_for_editors():
+    assert set(typing.get_args(OptimizerName)) == set(RECIPES)
+
+
+# The matrix grows by 4 in its fan-in and by 2 in its fan-out; M = 9 in a branch.
+BY_HAND = {
+    "sgd": 2 / 4 * 9 ** (0.5 - 0.5),
+    "adam": 1 / 4 / 3,
+    "spectral": (2 / 4) ** 0.5 / 3,
+    "column": 4**-0.5 / 3,
+    "row": 2**0.5 / 4 / 3,
+    "relative": 4**-0.5 / 3,
+    "sphere": 4**-0.5 / 3,
+    # From 16 x 16 to 64 x 32: the factor (fan_out/fan_in)^½ of Muon is below one.
+    "muon": (2 / 4) ** 0.5 / 3,
+    "soap": (2 / 4) ** 0.5 / 3,
+    # Scion's own norm has the shape in it.
+    "scion": 1 / 3,
+    "adam_h": 4**-0.5 / 3,
+    "muon_h": 4**-0.5 * 2**0.5 / 3,
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_multipliers_are_those_of_a_derivation_by_hand(name):
+    scale = optim.param_scale(
+        "w", (16, 16), (64, 32), (0,), (1,), depth=9.0, in_branch=True
+    )
+    scales = optim.Scales({"w": scale}, optim.parametrization("depth_mup"))
+    row = optim.explain(scales, name).rows["w"]
+    assert row.learning_rate == pytest.approx(BY_HAND[name])
+
+
+# --- twenty steps, computed apart ---
+
+
+def orthogonal(x):
+    u, _, v = np.linalg.svd(x, full_matrices=False)
+    return u @ v
+
+
+class Moments:
+    """Adam's moments; Optax's AdamW of `muon` and the like has no Nesterov here."""
+
+    def __init__(self, b1, b2, eps=1e-8):
+        self.b1, self.b2, self.eps, self.t, self.m, self.v = b1, b2, eps, 0, 0, 0
+
+    def step(self, g, square=None):
+        self.t += 1
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.v = self.b2 * self.v + (1 - self.b2) * g**2
+        m, v = self.m / (1 - self.b1**self.t), self.v / (1 - self.b2**self.t)
+        return m / (np.sqrt(v) + self.eps)
+
+
+class Scion:
+    options: typing.ClassVar = EXACT
+
+    def __init__(self):
+        self.m = 0
+
+    def step(self, w, g):
+        self.m = 0.9 * self.m + 0.1 * g
+        return w - RATE * (2**0.5 * orthogonal(self.m))  # fan_out/fan_in is 2
+
+
+class AdamH:
+    options: typing.ClassVar = {}
+
+    def __init__(self):
+        self.moments = Moments(0.9, 0.999)
+
+    def step(self, w, g):
+        # Twice the fan-in: Δ is a half, and the weight 2^-½.
+        return on_sphere(w, self.moments.step(g), RATE * 2**-0.5)
+
+
+class MuonH:
+    options: typing.ClassVar = {**EXACT, "nesterov": False}
+
+    def __init__(self):
+        self.m = 0
+
+    def step(self, w, g):
+        self.m = 0.95 * self.m + 0.05 * g
+        # As above, and the shorter side is twice as long.
+        return on_sphere(w, orthogonal(self.m), RATE)
+
+
+def on_sphere(w, update, angle):
+    radius = np.linalg.norm(w)
+    new = w - angle * radius * update / np.linalg.norm(update)
+    return radius * new / np.linalg.norm(new)
+
+
+class Shampoo:
+    options: typing.ClassVar = {"precondition_frequency": 1}
+
+    def __init__(self):
+        self.m, self.left, self.right, self.t = 0, 0, 0, 0
+
+    def root(self, x):
+        x = x + 1e-6 * np.linalg.norm(x, 2) * np.eye(len(x))
+        values, vectors = np.linalg.eigh(x)
+        return vectors * values**-0.25 @ vectors.T
+
+    def step(self, w, g):
+        self.m = 0.95 * self.m + 0.05 * g
+        self.left = 0.95 * self.left + 0.05 * g @ g.T
+        self.right = 0.95 * self.right + 0.05 * g.T @ g
+        u = self.root(self.left) @ self.m @ self.root(self.right)
+        # Fan-out over fan-in is 2 at base and target, so Muon's rate stays.
+        return w - RATE * 2**0.5 * u / np.linalg.norm(u, 2)
+
+
+class Soap:
+    options: typing.ClassVar = {"precondition_frequency": 5}
+
+    def __init__(self):
+        self.m, self.v, self.left, self.right, self.t = 0, 0, 0, 0, 0
+
+    def step(self, w, g):
+        self.left = 0.95 * self.left + 0.05 * g @ g.T
+        self.right = 0.95 * self.right + 0.05 * g.T @ g
+        if self.t == 0:
+            self.bases = [np.eye(len(w)), np.eye(len(w.T))]
+        if self.t % 5 == 0:
+            for _ in range(8 if self.t == 0 else 1):
+                self.bases = [
+                    np.linalg.qr(x @ q)[0]
+                    for x, q in zip((self.left, self.right), self.bases, strict=True)
+                ]
+        self.t += 1
+        left, right = self.bases
+        self.m = 0.95 * self.m + 0.05 * g
+        self.v = 0.95 * self.v + 0.05 * (left.T @ g @ right) ** 2
+        m, v = self.m / (1 - 0.95**self.t), self.v / (1 - 0.95**self.t)
+        u = left @ (left.T @ m @ right / (np.sqrt(v) + 1e-8)) @ right.T
+        return w - RATE * u / np.linalg.norm(u, 2)
+
+
+APART = {
+    "scion": Scion,
+    "adam_h": AdamH,
+    "muon_h": MuonH,
+    "shampoo": Shampoo,
+    "soap": Soap,
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_twenty_steps_are_those_of_the_paper(name):
+    own = APART[name]()
+    # SOAP's basis is not unique where a side is longer than gradients have ranks.
+    wider = 1 if name == "soap" else 2
+    with jax.enable_x64(True):
+        tx = getattr(optim, name)(RATE, scales_of(wider), **own.options)
+        params = jax.tree.map(jnp.asarray, drawn(0, wider))
+        state, weight = tx.init(params), np.asarray(params["mid"])
+        readout = Moments(0.9, 0.999)
+        right = np.asarray(params["out"])
+        step = jax.jit(tx.update)
+        for number in range(20):
+            grads = jax.tree.map(jnp.asarray, drawn(number + 1, wider))
+            updates, state = step(grads, state, params)
+            params = optax.apply_updates(params, updates)
+            weight = own.step(weight, np.asarray(grads["mid"]))
+            right = right - RATE / 2 * readout.step(np.asarray(grads["out"]))
+        params = jax.tree.map(np.asarray, params)
+    # Shampoo's and SOAP's spectral norms are found by twelve power iterations.
+    accuracy = 0.05 if name in ("shampoo", "soap") else 1e-6
+    moved = np.abs(weight - drawn(0, wider)["mid"]).max()
+    assert np.abs(params["mid"] - weight).max() < accuracy * moved
+    if name == "adam_h":
+        np.testing.assert_allclose(params["out"], right, atol=1e-7)
+
+
+def test_the_spectral_norm_is_one_before_the_shape_factor():
+    tx = optim.soap(1.0, scales_of(), block_size=4)
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), drawn(0))
+    updates, state = jax.jit(tx.update)(params, tx.init(params), params)
+    assert np.linalg.norm(updates["mid"], 2) == pytest.approx(2**0.5, rel=0.05)
+    blocks = {x.shape for x in jax.tree.leaves(state) if x.ndim == 3}
+    assert blocks == {(2 * 4, 4, 4)}
+
+
+# --- what cannot be right ---
+
+
+@pytest.mark.parametrize("name", ["adam_h", "muon_h"])
+def test_a_matrix_of_zeros_on_a_sphere_is_an_error(name):
+    params = {k: jnp.zeros(s) for k, s in model(N).items()}
+    with pytest.raises(ValueError, match=r"'mid' starts at zero, and \w+_h keeps its"):
+        getattr(optim, name)(0.1, scales_of()).init(params)
+    with pytest.raises(ValueError, match="leave the sphere"):
+        optim.schedule_free(getattr(optim, name), 0.1, scales_of())
+
+
+# --- depth ---
+
+
+def residual(depth, layers, width=32):
+    blocks = {f"w{i}": (depth, width, width) for i in range(layers)}
+    return {"in": (8, width), **blocks, "out": (width, 4)}
+
+
+def run(params, x, point):
+    depth = params["w0"].shape[0]
+    layers = [params[f"w{i}"] for i in range(len(params) - 2)]
+
+    def block(x, weights):
+        y = x
+        for i, weight in enumerate(weights):
+            y = (jnp.tanh(y) if i else y) @ weight
+        return x + 0.5 * (depth / 8) ** -point.alpha * y, None
+
+    return jax.lax.scan(block, x @ params["in"], layers)[0]
+
+
+@functools.cache
+def slopes(name, layers):
+    """Exponents of depth of the last features, and of their change in three steps."""
+    point = optim.parametrization("depth_mup" if layers == 1 else "completep")
+    depths, sizes = (8, 32, 128), []
+    keys = jax.random.split(jax.random.key(0), 16)
+    for depth in depths:
+        small, large, wide = (
+            {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+            for shapes in (
+                residual(8, layers),
+                residual(depth, layers),
+                residual(8, layers, 64),
+            )
+        )
+        x = jax.random.normal(jax.random.key(1), (16, 8))
+        scales = optim.infer_scales(
+            small,
+            large,
+            inputs=(x,),
+            call=lambda p, x: run(p, x, point) @ p["out"],
+            parametrization=point,
+            delta=wide,
+        )
+        tx = getattr(optim, name)(0.02, scales)
+
+        def one(key, shapes=large, tx=tx, x=x):
+            params = {
+                k: jax.random.normal(jax.random.fold_in(key, i), s.shape)
+                * s.shape[-2] ** -0.5
+                for i, (k, s) in enumerate(shapes.items())
+            }
+            start, state = run(params, x, point), tx.init(params)
+
+            def step(_, carry):
+                params, state = carry
+                grads = jax.grad(
+                    lambda p: jnp.mean((run(p, x, point) @ p["out"] - 1) ** 2)
+                )(params)
+                frozen = {k: g * (k[0] == "w") for k, g in grads.items()}
+                updates, state = tx.update(frozen, state, params)
+                return optax.apply_updates(params, updates), state
+
+            params, _ = jax.lax.fori_loop(0, 3, step, (params, state))
+            change = run(params, x, point) - start
+            return jnp.sqrt((start**2).mean()), jnp.sqrt((change**2).mean())
+
+        both = jax.jit(jax.vmap(one))(keys)
+        sizes.append([float(jnp.exp(jnp.log(size).mean())) for size in both])
+    return np.polyfit(np.log2(depths), np.log2(sizes), 1)[0]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("name", ["muon", "muon_h"])
+def test_features_change_alike_at_every_depth(name, layers):
+    """Depth-μP for branches of one layer, CompleteP for those of two."""
+    at_start, change = slopes(name, layers)
+    assert abs(at_start) < 0.05
+    assert abs(change) < 0.05
