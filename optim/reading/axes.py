@@ -427,6 +427,8 @@ class Axes:
             return False, False
         if not (self._is_kernel(left) and self._is_kernel(right)):
             return False, False
+        if self.depends(left) & self.depends(right):  # e.g. a kernel's singular vector
+            return False, False
         seeds = self._is_seed(left, right), self._is_seed(right, left)
         product = self._product(left, right)
         if not any(seeds) and self._stays(left, 0, product):
@@ -484,7 +486,10 @@ class Axes:
                 their = next(side[1] for side in sides if side[0] is other)
                 own = (own[0].union(*(self._of(other)[a] for a in their)),) * 2
             elif other.id not in self._diagonal:
-                self._mark(node, [(own[a], Use.LINK) for a in contracted])
+                gains, same = self._gains.get(x.id, NONE), self.depends(other)
+                summed = NONE.union(*(own[a] for a in contracted)) - gains
+                links = [axis for axis in summed if axis[0] not in same]
+                self._mark(node, [(links, Use.LINK)])
             if x is sides[0][0] and not labels:
                 labels = [own[a] for a in batch]
             else:

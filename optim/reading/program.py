@@ -613,6 +613,9 @@ class Program:
         for loop, (length, parent, _) in self.loops.items():
             slices = self._sliced.get(loop, ())
             over_data = any(y.data for x in slices for y in (x, *x.operands))
+            # Layers may have data of their own, e.g. keys for dropout, or a cache.
+            if any(x.weight and sum(n > 1 for n in x.shape) > 1 for x in slices):
+                over_data = False
             self.loops[loop] = length, parent, over_data
 
     def is_map(self, loop: int) -> bool:

@@ -498,3 +498,37 @@ def scores_of_rows_in_a_map_summed_outside(n):
         return (x * scores) @ p["out"]
 
     return p, X, call
+
+
+def unit_spectral_norm(w):
+    """Divided by its largest singular value, by one step of power iteration."""
+    u = jnp.ones(len(w)) / len(w) ** 0.5
+    v = u @ w / jnp.linalg.norm(u @ w)
+    u = w @ v / jnp.linalg.norm(w @ v)
+    return w / (lax.stop_gradient(u) @ w @ lax.stop_gradient(v))
+
+
+@program({"in": "I", r"b/\d/(u|d)": "Hb", "out": "O"}, deep=True)
+def branches_of_unit_spectral_norm(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            u, d = unit_spectral_norm(w["u"]), unit_spectral_norm(w["d"])
+            x = x + jax.nn.relu(x @ u) @ d / L
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "lower|upper": "H", "s": "V", "out": "O"})
+def kernel_as_a_product_of_triangles(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, lower=(n, n), upper=(n, n), s=(n,))
+
+    def call(p, x):
+        lower = jnp.tril(p["lower"], -1) + jnp.eye(n)
+        upper = jnp.triu(p["upper"], 1) + jnp.diag(jnp.exp(p["s"]))
+        return jnp.tanh(x @ p["in"] @ (lower @ upper)) @ p["out"]
+
+    return p, X, call

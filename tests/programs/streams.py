@@ -344,3 +344,21 @@ def gates_that_all_layers_share_as_in_pixart(n, L):
         return x @ p["out"]
 
     return p, (*S, floats(2)), call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def layers_that_are_left_out_by_keys_in_a_scan(n, L):
+    """Each layer has data of its own, but the loop is not one over time."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(L, n, n), d=(L, n, n))
+
+    def call(p, x, key):
+        def layer(x, w):
+            u, d, key = w
+            return jnp.where(
+                jax.random.bernoulli(key), x + mlp({"u": u, "d": d}, x), x
+            ), None
+
+        keys = jax.random.split(key, L)
+        return lax.scan(layer, x @ p["in"], (p["u"], p["d"], keys))[0] @ p["out"]
+
+    return p, (*X, jax.ShapeDtypeStruct((2,), jnp.uint32)), call
