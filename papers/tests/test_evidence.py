@@ -1,6 +1,7 @@
 """The sentences of evidence.md that its generated tables do not show are true."""
 
 import csv
+import itertools
 
 import numpy as np
 import pytest
@@ -140,6 +141,23 @@ def test_what_the_readme_says_of_sp_tuned_at_each_size():
     over = [100 / (1 + more("rate", *size) / 100) - 100 for size in wide]
     assert (round(min(over), 1), round(max(over), 1)) == (0.7, 1.9)
     assert (round(min(lost), 1), round(max(lost), 1)) == (0.9, 4.3)
+
+
+def test_what_the_results_say_of_alpha():
+    for model, gain, error in (("gpt", 1.4, 0.2), ("vit", 1.1, 0.5)):
+        half, *_, one = (branch_alpha.judged(model, x) for x in branch_alpha.ALPHAS)
+        at = half.cells[0].loss.mean(axis=0).argmin()  # the base's best
+        last = [np.log(x.cells[-1].loss[:, at]) for x in (half, one)]
+        fell = 100 * (last[0] - last[1])
+        assert round(fell.mean(), 1) == gain
+        assert round(fell.std(ddof=1) / 2, 1) == error  # of four seeds
+    everything = [
+        branch_alpha.judged(*x)
+        for x in itertools.product(("gpt", "vit"), branch_alpha.ALPHAS)
+    ]
+    assert max(x.regret.share for x in everything) < 0.0035
+    stays = branch_alpha.judged("gpt", 1.0).trend.interval
+    assert stays == pytest.approx((-0.11, 0.12), abs=0.005)
 
 
 def test_wider_transformers_depend_less_on_the_branch_multiplier():
