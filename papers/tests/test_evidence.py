@@ -139,6 +139,8 @@ def test_what_the_readme_says_of_sp_tuned_at_each_size():
     deep = [("gpt", 64, 8), ("vit", 64, 8), ("cnn", 64, 12)]
     lost = [100 - 100 / (1 + more("rate", *size) / 100) for size in deep]
     over = [100 / (1 + more("rate", *size) / 100) - 100 for size in wide]
+    own = more("rate", "cnn", 256, 3)
+    assert round(100 / (1 + own / 100) - 100, 1) == 3.2
     assert (round(min(over), 1), round(max(over), 1)) == (0.7, 1.9)
     assert (round(min(lost), 1), round(max(lost), 1)) == (0.9, 4.3)
 
