@@ -155,6 +155,14 @@ def test_affine_zooms_shears_and_shifts_as_far_as_it_is_told():
     np.testing.assert_allclose(shifted, (1, 0, -8, 0, 1, 8), atol=1e-12)
 
 
+def test_operations_follow_each_other_with_draws_of_their_own():
+    turn, shear = augment.parse(("rotate", "affine"))
+    u = RNG.random(5).tolist()
+    together = change("rotate", "affine")(PHOTO, u)
+    one_by_one = shear(turn(PHOTO, u[:1]), u[1:])
+    np.testing.assert_array_equal(pixels(together), pixels(one_by_one))
+
+
 def test_pad_crop_shifts_by_up_to_its_margin_and_fills_with_black():
     transform = change({"name": "pad_crop", "pad": 2})
     padded = np.pad(pixels(PHOTO), ((2, 2), (2, 2), (0, 0)))
