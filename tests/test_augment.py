@@ -155,12 +155,17 @@ def test_affine_zooms_shears_and_shifts_as_far_as_it_is_told():
     np.testing.assert_allclose(shifted, (1, 0, -8, 0, 1, 8), atol=1e-12)
 
 
-def test_operations_follow_each_other_with_draws_of_their_own():
+def test_moves_in_a_row_are_one_move():
+    """Composed, they blur once; the places are those of one after the other."""
     turn, shear = augment.parse(("rotate", "affine"))
     u = RNG.random(5).tolist()
     together = change("rotate", "affine")(PHOTO, u)
     one_by_one = shear(turn(PHOTO, u[:1]), u[1:])
-    np.testing.assert_array_equal(pixels(together), pixels(one_by_one))
+    inner = (slice(8, -8), slice(8, -8))
+    gap = np.abs(pixels(together) - pixels(one_by_one))[inner]
+    assert gap.max() <= 3
+    other = turn(shear(PHOTO, u[1:]), u[:1])
+    assert np.abs(pixels(together) - pixels(other))[inner].mean() > gap.mean()
 
 
 def test_pad_crop_shifts_by_up_to_its_margin_and_fills_with_black():
@@ -233,9 +238,6 @@ def test_an_image_of_the_right_size_is_left_alone():
 # --- Colour.
 
 
-# Pillow rounds results down to whole values, and first the mean grey of an image.
-
-
 def jitter(u, image=PHOTO, **options):
     none = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0)
     return pixels(augment.ColorJitter(**{**none, **options})(image, u))
@@ -243,19 +245,19 @@ def jitter(u, image=PHOTO, **options):
 
 def test_jitter_of_brightness_multiplies():
     jittered = jitter([0.25, 0, 0, 0], brightness=0.4)
-    np.testing.assert_allclose(jittered, 0.8 * pixels(PHOTO), atol=1)
+    np.testing.assert_allclose(jittered, 0.8 * pixels(PHOTO), atol=0.51)
 
 
 def test_jitter_of_contrast_is_about_the_mean_grey():
     jittered = jitter([0, 0.0, 0, 0], contrast=0.5)
     mean = pixels(PHOTO).mean((0, 1)) @ [0.299, 0.587, 0.114]
-    np.testing.assert_allclose(jittered, 0.5 * pixels(PHOTO) + 0.5 * mean, atol=1.5)
+    np.testing.assert_allclose(jittered, 0.5 * pixels(PHOTO) + 0.5 * mean, atol=0.8)
 
 
 def test_jitter_of_saturation_is_about_each_pixels_grey():
     jittered = jitter([0, 0, 0.0, 0], saturation=1.0)
     grey = pixels(PHOTO) @ [0.299, 0.587, 0.114]
-    np.testing.assert_allclose(jittered, np.stack([grey] * 3, -1), atol=1)
+    np.testing.assert_allclose(jittered, np.stack([grey] * 3, -1), atol=0.51)
 
 
 def test_jitter_of_hue_leaves_grey_grey_and_turns_in_a_circle():
@@ -264,11 +266,11 @@ def test_jitter_of_hue_leaves_grey_grey_and_turns_in_a_circle():
         jitter([0, 0, 0, 0.8], grey, hue=0.5), pixels(grey), atol=1
     )
     muted = Image.fromarray((64 + pixels(PHOTO) / 2).astype(np.uint8))
-    image, half = muted, [0, 0, 0, 0.75]
-    for turn in range(2):
+    image, third = muted, [0, 0, 0, 0.5 + 1 / 6]
+    for turn in range(3):
         assert (np.abs(pixels(image) - pixels(muted)).max() > 10) == (turn > 0)
-        image = Image.fromarray(jitter(half, image, hue=1.0).astype(np.uint8))
-    np.testing.assert_allclose(pixels(image), pixels(muted), atol=4)
+        image = Image.fromarray(jitter(third, image, hue=1.0).astype(np.uint8))
+    np.testing.assert_allclose(pixels(image), pixels(muted), atol=3)
 
 
 def test_jitter_clips():
