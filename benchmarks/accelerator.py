@@ -12,7 +12,7 @@ not fit into the time is named at the end. Parts:
 - sweeps: 64 runs at once against one run after another, in the programs of `mupax
   sweep`;
 - optimizers: updates of a ViT-B by `mupax.optim`, and by Optax;
-- tests: those of bfloat16, attention and lanes, if pytest is installed;
+- tests: tests/test_accelerator.py, if pytest is installed; not with --smoke;
 - torch: the same steps in torch with `compile`, if torch is installed.
 
 MFU counts three times the products of the forward pass, attention in full.
@@ -132,7 +132,11 @@ LANES: dict[str, tuple[str, int, dict[str, Any]]] = {
         32,
         {"width": 16, "depth": 2, "blocks": (1, 1), "stem": "cifar"},
     ),
-    "vit": ("fake:32x32x3:10", 32, {"width": 64, "depth": 4, "patch_size": 8}),
+    "vit": (
+        "fake:32x32x3:10",
+        32,
+        {"width": 64, "depth": 4, "patch_size": 8, "head_dim": 16},
+    ),
 }
 
 
@@ -144,6 +148,7 @@ class Report:
         self.rows: list[dict[str, Any]] = []
         self.left_out: list[str] = []
         self.roof = 0.0  # operations per second
+        self.failed = False
         self._end = math.inf if smoke else time.monotonic() + 60 * minutes
 
     def add(self, text: str, **row: Any) -> None:
@@ -160,8 +165,10 @@ class Report:
             return
         try:
             yield True
-        except jax.errors.JaxRuntimeError as error:
-            self.add(f"{what}: failed, {str(error).splitlines()[0][:200]}", what=what)
+        except Exception as error:  # what follows is measured all the same
+            self.failed = True
+            lines = str(error).splitlines() or [""]
+            self.add(f"{what}: {type(error).__name__}, {lines[0][:200]}", what=what)
         gc.collect()
         jax.clear_caches()
 
@@ -526,6 +533,8 @@ def measure(parts: list[str], minutes: float, smoke: bool, out: str) -> None:
             pathlib.Path(out).write_text(json.dumps(report.rows))
     for what in report.left_out:
         print(f"left out for lack of time: {what}")
+    if report.failed:
+        sys.exit("some measurements failed")
 
 
 def main() -> None:
@@ -547,12 +556,13 @@ def main() -> None:
         words = ["--here", f"--out={out}", f"--minutes={0.8 * given.minutes}"]
         words += ["--only", *given.only, *(["--smoke"] if given.smoke else [])]
         command = [sys.executable, "-m", "benchmarks.accelerator", *words]
-        subprocess.run(command, check=True)
+        done = subprocess.run(command)
         rows = json.loads(out.read_text()) if out.exists() else []
-        if "tests" in given.only:
+        if "tests" in given.only and not given.smoke:
             tests()
         if "torch" in given.only:
             torch(rows, given.smoke, end - time.monotonic())
+    sys.exit(done.returncode)
 
 
 if __name__ == "__main__":

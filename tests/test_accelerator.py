@@ -5,6 +5,9 @@
 
 import collections
 import dataclasses
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -366,3 +369,14 @@ def test_sums_and_exponentials_are_single_precision_in_bfloat16(name):
     }
     assert "dot_general" in half or "conv_general_dilated" in half
     assert not half & {"reduce_sum", "exp", "log", "rsqrt", "reduce_max", "square"}
+
+
+@pytest.mark.long
+def test_the_script_that_measures_accelerators_runs_on_a_cpu():
+    command = [sys.executable, "-m", "benchmarks.accelerator", "--smoke"]
+    command += ["--only", "roof", "steps", "sweeps", "optimizers"]
+    root = pathlib.Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in ("product of 512", "llama3_2_1b", "resnet18", "lion"):
+        assert part in done.stdout
