@@ -168,7 +168,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
             f"{topology.name}: the step does not compile ({reason(error, 300)}); try "
-            "more devices along fsdp or tensor, model.remat=True, or accumulate"
+            "more devices along fsdp or tensor, model.remat=full, or accumulate"
         ) from None
     sent: dict[str, float] = dict.fromkeys(COLLECTIVES, 0.0)
     for collective in collectives(compiled.as_text(), mesh.size):
