@@ -129,22 +129,22 @@ def names_of(model: nnx.Module, arrays: Mapping[str, Any]) -> Names:
     # Of the names of all blocks, those of one.
     several = list({re.sub(r"\d+", "", name): name for name in keys}.values())
 
-    def rank(name: str) -> tuple[int, int]:
-        """The number of modules that the keys name, and of arrays of our shape."""
-        chosen = record.layout(model, name)
-        count, prefix = _prefix(chosen, several)
-        try:
-            needed = sources(model, chosen, prefix).values()
-        except ValueError:  # a variable that this layout lacks
-            return count, -1
-        given = {source.key: keys.get(source.key) for source in needed}
-        shapes = {name: arrays[key].shape for name, key in given.items() if key}
-        return count, sum(source.shape == shapes.get(source.key) for source in needed)
+    found = {x: _prefix(record.layout(model, x), several) for x in layouts(model)}
+    most = max(count for count, _ in found.values())
 
-    known = layouts(model)
-    layout = max(known, key=rank) if len(known) > 1 else known[0]
-    chosen = record.layout(model, layout)
-    _, prefix = _prefix(chosen, several)
+    def fitting(name: str) -> int:
+        """The number of arrays that have our shape."""
+        try:
+            chosen = record.layout(model, name)
+            needed = sources(model, chosen, found[name][1]).values()
+        except ValueError:  # a variable that this layout lacks
+            return -1
+        shapes = {name: tuple(arrays[key].shape) for name, key in keys.items()}
+        return sum(source.shape == shapes.get(source.key) for source in needed)
+
+    tied = [name for name, (count, _) in found.items() if count == most]
+    layout = max(tied, key=fitting) if len(tied) > 1 else tied[0]
+    chosen, (_, prefix) = record.layout(model, layout), found[layout]
     wrapper = prefix.removesuffix(chosen.prefix)
     while not all(name.startswith(wrapper) for name in keys):
         wrapper = wrapper[: wrapper[:-1].rfind(".") + 1]
