@@ -2,6 +2,7 @@
 
 import errno
 import math
+import os
 import sys
 import types
 
@@ -190,8 +191,13 @@ def test_results_are_read_back_from_the_table(tmp_path):
 
     (tmp_path / "results.csv").write_text(table([population()]))
     assert export.read_results(tmp_path) == list(population().rows())
-    (tmp_path / "results.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match="is not a table of runs"):
+    for wrong in ("a,b\n1,2\n", "parametrization,loss,seed\nmup,1,2,3\n"):
+        (tmp_path / "results.csv").write_text(wrong)
+        with pytest.raises(UserError, match="is not a table of runs"):
+            export.read_results(tmp_path)
+    (tmp_path / "results.csv").unlink()
+    os.mkfifo(tmp_path / "results.csv")
+    with pytest.raises(UserError, match="it is not a regular file"):
         export.read_results(tmp_path)
 
 

@@ -1,11 +1,14 @@
 """Take the runs of a sweep elsewhere: pandas and Optuna."""
 
 import csv
+import io
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .. import remote
+from mupax.zoo.weights.files import open_regular
+
+from .. import memory, remote
 from ..errors import UserError, import_extra, reason
 
 if TYPE_CHECKING:  # extras
@@ -30,14 +33,18 @@ def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     path = remote.local(path)
     path = path / "results.csv" if path.is_dir() else path
     try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            memory.check(10 * size, f"The rows of {path}", "use a smaller table")
+            text = io.TextIOWrapper(file, newline="")
+            rows = list(csv.DictReader(text, restkey=""))
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(
             f"{path} cannot be read ({reason(error)}); name the run directory of a "
             "sweep"
         ) from None
-    if not rows or not {"parametrization", "loss", "seed"} <= rows[0].keys():
+    known = {"parametrization", "loss", "seed"}
+    if not rows or not known <= rows[0].keys() or any("" in row for row in rows):
         raise UserError(f"{path} is not a table of runs; `mupax sweep` writes one")
     return [{key: _parsed(key, value) for key, value in row.items()} for row in rows]
 

@@ -263,8 +263,10 @@ def _read(folder: pathlib.Path, model: nnx.Module) -> dict[str, Any]:
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             # Before anything is allocated.
-            stored = checkpointer.metadata(folder).item_metadata.tree
-            _check_fit(variables, stored, None)
+            stored = checkpointer.metadata(folder).item_metadata
+            if stored is None:
+                raise ValueError("their metadata is damaged")
+            _check_fit(variables, stored.tree, None)
             return dict(checkpointer.restore(folder, arrays_of(model)))
     except Exception as error:  # Orbax raises whatever its storage does
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
