@@ -238,9 +238,14 @@ def scale_by_kronecker(
         updates: optax.Updates, state: KroneckerState, params: Any = None
     ) -> tuple[optax.Updates, KroneckerState]:
         del params
+        first = state.steps == 0
         count = optax.safe_increment(state.steps)
         mu = optax.tree.update_moment(updates, state.mu, b1, 1)
-        average = dict(flatten(optax.tree.bias_correction(mu, b1, count)))
+        # SOAP's first gradient only gives the basis, in which it has few entries.
+        known = jnp.maximum(state.steps, 1) if adam else count
+        if adam:
+            mu = jax.tree.map(lambda x, old: jnp.where(first, old, x), mu, state.mu)
+        average = dict(flatten(optax.tree.bias_correction(mu, b1, known)))
         grads = {path: blocked(path, g) for path, g in flatten(updates)}
 
         def ema(old: Any, new: Any, beta: Any) -> Any:
@@ -256,8 +261,8 @@ def scale_by_kronecker(
             for each, gram in zip(old, (_rows, _columns), strict=True)
         )
         decompose = functools.partial(_basis if adam else _roots, eps=eps)
-        stage = jnp.where(state.steps == 0, 0, jnp.where(state.steps % frequency, 2, 1))
-        bases = jax.lax.switch(
+        stage = jnp.where(first, 0, jnp.where(state.steps % frequency, 2, 1))
+        new_bases = jax.lax.switch(
             stage,
             [
                 lambda: jax.tree.map(
@@ -269,12 +274,12 @@ def scale_by_kronecker(
         )
         nu, found = {}, {}
         for path, grad in grads.items():
-            into, out = bases[0][path], bases[1][path]
+            into, out = (each[path] for each in (bases if adam else new_bases))
             step = blocked(path, average[path])
             if adam:
                 square = jnp.square(into.mT @ grad @ out)
                 nu[path] = ema(before[path], square, b2)
-                size = jnp.sqrt(nu[path] / (1 - b2**count)) + eps
+                size = jnp.sqrt(nu[path] / (1 - b2**known)) + eps
                 if mode() is not None:
                     # Gradients of a probe have rank one; the rest is rounding.
                     size += 1e-3 * size.max((1, 2), keepdims=True)
@@ -291,7 +296,7 @@ def scale_by_kronecker(
             count,
             optax.tree.cast(mu, mu_dtype),
             (tree(squares[0]), tree(squares[1])),
-            (tree(bases[0]), tree(bases[1])),
+            (tree(new_bases[0]), tree(new_bases[1])),
             tree(nu) if adam else (),
         )
 
@@ -385,8 +390,9 @@ def keep_norms(scales: Scales) -> Transform:
     """Project the updated weight of each matrix to the sphere of its norm."""
 
     def project(update: jax.Array, weight: jax.Array) -> jax.Array:
-        new, norm = weight + update, _norm(weight)
-        return new * norm / jnp.where(norm == 0, 1, _norm(new)) - weight
+        norm = _norm(weight)
+        shrink = norm / jnp.where(norm == 0, 1, _norm(weight + update))
+        return update * shrink + weight * (shrink - 1)
 
     def step(updates: Any, params: Any) -> Any:
         # A probe measures the size of updates, which the projection does not set.

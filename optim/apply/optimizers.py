@@ -725,8 +725,9 @@ def soap(
 
     Each update is divided by its spectral norm, and multiplied by Optax's shape factor
     of Muon, (fan_out/fan_in)^½ where above one. So learning rates of Muon fit, and
-    transfer by the same rule. The eigenvectors come from one step of orthogonal
-    iteration; matrices are not distributed over devices.
+    transfer by the same rule. The first gradient only gives the basis, and moves no
+    matrix. Each change of the basis is one step of orthogonal iteration, and is not
+    distributed over devices.
 
     Args:
       learning_rate: that of the base model, a number or a schedule.
@@ -756,7 +757,8 @@ def soap(
       ...             "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> tx = optim.soap(0.1, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> _, state = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> updates, _ = tx.update(mlp(16), state, mlp(16))
       >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.025)
     """
