@@ -103,7 +103,7 @@ def test_all_processes_restore_the_checkpoint_that_process_0_sees(
         for step in (3, 6):
             files.save(step, state, {"seen": step})
         files.wait()
-        monkeypatch.setattr(checkpoints, "told", lambda step: 3)
+        monkeypatch.setattr(checkpoints, "broadcast", lambda step: 3)
         assert files.restore(like=state).progress == {"seen": 3}
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, UInt32
 from .. import io
 from ..errors import UserError, reason
 from . import processes
-from .collectives import as_key, is_key, told
+from .collectives import as_key, broadcast, is_key
 
 # The leaves of a tree by names such as "params.kernel".
 _named = functools.partial(ocp.tree.to_flat_dict, sep=".")
@@ -150,7 +150,7 @@ class Checkpoints:
         """
         step = self._manager.latest_step()
         if not self._alone:
-            step = told(step)
+            step = broadcast(step)
         if step is None:
             return None
         try:

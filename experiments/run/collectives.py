@@ -38,7 +38,7 @@ def meet() -> None:
         store().wait_at_barrier(f"mupax/meeting/{next(_meetings)}", _DAY)
 
 
-def told(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """The value of process 0, which is JSON-ready. The others' values are not used."""
     if jax.process_count() == 1:
         return value
@@ -48,14 +48,14 @@ def told(value: Any) -> Any:
     return json.loads(sent(np.resize(text, size)).tobytes())
 
 
-def blind(folder: pathlib.Path) -> list[int]:
+def processes_without(folder: pathlib.Path) -> list[int]:
     """The processes that do not see a file that process 0 writes in a directory.
 
     A directory of the same name on another disk, e.g. of an earlier run, is detected.
     """
     if jax.process_count() == 1:
         return []
-    sign = folder / f".shared.{told(secrets.token_hex(6))}"
+    sign = folder / f".shared.{broadcast(secrets.token_hex(6))}"
     first = jax.process_index() == 0
     try:
         if first:

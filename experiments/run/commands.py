@@ -140,7 +140,7 @@ def train_in(
         soft_wrap=True,
     )
     # All processes must take the same branch, because saving uses collectives.
-    if not collectives.told(model.exists()):
+    if not collectives.broadcast(model.exists()):
         weights = state["ema"] if "ema" in state else state["params"]
         weights, rest = collectives.gathered((weights, state["rest"]))
         if jax.process_index() == 0:
@@ -167,7 +167,7 @@ def _check_saved(model: pathlib.Path) -> None:
                 f"{error}; or delete {model}, and run the command that trained it "
                 "again: it writes the model from the last checkpoint"
             )
-    if damage := collectives.told(damage):
+    if damage := collectives.broadcast(damage):
         raise UserError(damage)
 
 
@@ -188,9 +188,11 @@ def evaluate(
     if first:
         settings = prepared.config.settings()
         workdir.check_model(directory, settings, prepared.dataset.name)
-    if collectives.told((directory / "model").exists()):
+    if collectives.broadcast((directory / "model").exists()):
         _check_saved(directory / "model")
-    step = collectives.told(_find_checkpoint(directory, checkpoint) if first else None)
+    step = collectives.broadcast(
+        _find_checkpoint(directory, checkpoint) if first else None
+    )
     shared = jax.process_count() == 1 or not bucket.is_copy(directory)
     prepared.check()
     program = prepared.program

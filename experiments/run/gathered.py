@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from .checkpoints import Checkpoints, Restored, open_checkpoints
-from .collectives import gathered, is_key, meet, scattered, told
+from .collectives import broadcast, gathered, is_key, meet, scattered
 
 
 class Gathered:
@@ -48,7 +48,7 @@ class Gathered:
     def restore(self, like: Any) -> Restored | None:
         empty = jax.tree.map(_empty, like)
         restored = self._own.restore(empty) if self._own else None
-        known = told(restored and [restored.step, restored.progress])
+        known = broadcast(restored and [restored.step, restored.progress])
         if known is None:
             return None
         step, progress = known

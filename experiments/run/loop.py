@@ -186,7 +186,7 @@ def train(
             first = jax.process_index() == 0
             if first:
                 records = Records(workdir, done, sinks(), count=progress.lines)
-            known = collectives.told(records.lines if first else None)
+            known = collectives.broadcast(records.lines if first else None)
             if not first:
                 records = Records(workdir, done, known=known)
             if resumed_from and on_step and (curve := curve_of(records.lines)):
@@ -373,9 +373,9 @@ def _claimed(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[bool]:
     with workdirs.claim(workdir, settings) if first else contextlib.nullcontext():
         collectives.meet()
         is_copy = bucket.is_copy(workdir)
-        if not is_copy and (blind := collectives.blind(workdir)):
+        if not is_copy and (others := collectives.processes_without(workdir)):
             raise UserError(
-                f"process {blind[0]} does not see the run directory of process 0 at "
+                f"process {others[0]} does not see the run directory of process 0 at "
                 f"{workdir}; give a --workdir that all machines share, or one in "
                 "object storage (gs://BUCKET/run or s3://BUCKET/run)"
             )
