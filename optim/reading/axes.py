@@ -179,13 +179,15 @@ class Axes:
                 self._lost[node.id] = lost[0]
             return
         for operand in node.operands:
-            if operand.weight and not self._is_kernel(operand):
-                reason = self._lost.get(operand.id)
-                for param in self.depends(operand):
-                    if reason is not None:
-                        self.unread[param].append(Unread(reason))
-                    else:
-                        self.events[param].append(Event(node, {}))
+            if not operand.weight:
+                continue
+            reason = self._lost.get(operand.id)
+            labelled = _params(self._of(operand))
+            for param in self.depends(operand) - labelled:
+                if reason is None:
+                    self.events[param].append(Event(node, {}))
+                elif not labelled:
+                    self.unread[param].append(Unread(reason))
 
     def _give_up(self, node: Node) -> None:
         if node.weight:

@@ -266,7 +266,9 @@ class Branches:
         for i, b in enumerate(self.all):
             stop = {(b.add.id, -1 if b.end.weight else b.end.id)}
             self._shared = frozenset(
-                e.param for e in b.ends if self.escapes(e.node, stop) is not None
+                e.param
+                for e in b.ends
+                if e.node.runs < b.add.runs or self.escapes(e.node, stop) is not None
             )
             if self._shared:
                 self._known = {}

@@ -532,3 +532,20 @@ def kernel_as_a_product_of_triangles(n):
         return jnp.tanh(x @ p["in"] @ (lower @ upper)) @ p["out"]
 
     return p, X, call
+
+
+@program({"in": "I", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/s": "Fe", "out": "O"}, deep=True)  # fmt: skip
+def kernels_rounded_to_learned_steps(n, L):
+    """The kernel and its step carry the branch together: twice both is twice as much."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n), s=())}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            steps = w["d"] / w["s"]
+            steps = steps + lax.stop_gradient(jnp.round(steps) - steps)
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ (jnp.clip(steps, -8, 7) * w["s"])
+        return x @ p["out"]
+
+    return p, X, call

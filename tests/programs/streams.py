@@ -362,3 +362,20 @@ def layers_that_are_left_out_by_keys_in_a_scan(n, L):
         return lax.scan(layer, x @ p["in"], (p["u"], p["d"], keys))[0] @ p["out"]
 
     return p, (*X, jax.ShapeDtypeStruct((2,), jnp.uint32)), call
+
+
+@program({**ENDS, "c": "I", "gate": "H", "u": "Hb", "d": "He"}, deep=True)
+def gate_of_all_layers_in_a_scan(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, c=(2, n), gate=(n, n))
+    p |= zeros(u=(L, n, n), d=(L, n, n))
+
+    def call(p, x, c):
+        gate = jax.nn.silu(c @ p["c"]) @ p["gate"]
+
+        def layer(x, w):
+            return x + gate * mlp(w, x), None
+
+        blocks = {name: p[name] for name in "ud"}
+        return lax.scan(layer, x @ p["in"], blocks)[0] @ p["out"]
+
+    return p, (*X, floats(4, 2)), call
