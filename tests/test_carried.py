@@ -20,6 +20,7 @@ RATE = {
     "adamw": lambda s: optim.adamw(1e-2, s, eps=1e-3, weight_decay=0.1),
     "lion": lambda s: optim.lion(1e-3, s, weight_decay=0.1),
     "muon": lambda s: optim.muon(1e-2, s, weight_decay=0.1),
+    "adam_h": lambda s: optim.adam_h(1e-2, s, eps=1e-3),
     "lamb": lambda s: optim.lamb(1e-2, s, weight_decay=0.1),
     "adafactor": lambda s: optim.adafactor(1e-2, s),
     # Clipping compares sizes, so it comes after the normalization.

@@ -956,9 +956,9 @@ def adam_h(
     W ← R·norm(W - η R·norm(u)), with u the update of Adam and R the norm of W, so that
     the learning rate η is the angle of a step. Weight decay would have no effect on
     these matrices. A matrix that starts at zero would stay there, and is an error.
-    Papers disagree about its use: Wen et al. find that it transfers over width and
-    depth without rules, Ren et al. (arXiv:2603.28743) that depth needs one. Under ours
-    the angle follows Δ over the weight's size; `docs/rules.md` derives it.
+    Wen et al. report that learning rates transfer better than with weight decay; Ren et
+    al. (arXiv:2603.28743) show that depth still needs a rule. Here the angle follows Δ
+    over the weight's size; `docs/rules.md` derives it.
 
     Args:
       learning_rate: angle of a step at the base model, in radians: a number or a
