@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from test_pretrained import VIT, file_of, golden
 
-from mupax import zoo
+from mupax import optim, zoo
 from mupax.zoo.weights import checksums, foreign, saving
 
 QUICK, THOROUGH = 60, 350
@@ -124,6 +124,12 @@ def refused(folder: pathlib.Path, **changes: object) -> str:
     return str(error.value)
 
 
+def rules(**fields: object) -> dict[str, object]:
+    """A changed option: the parametrization, with other fields."""
+    plain = optim.parametrization("mup").to_json()
+    return {"options": {"parametrization": {"parametrization": plain | fields}}}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -136,6 +142,8 @@ def refused(folder: pathlib.Path, **changes: object) -> str:
         ({"options": {"input_shape": ["n"]}}, "a tuple of whole numbers"),
         ({"options": {"block_depth": 10**9}}, "block_depth=1000000000 must"),
         ({"options": {"parametrization": {"parametrization": []}}}, "cannot be read"),
+        (rules(name=False), "name of a parametrization is False"),
+        (rules(gauge={"output": ["x"]}), "an exponent of a parametrization is 'x'"),
         ({"options": {"dtype": {"dtype": 7}}}, "cannot be read"),
     ],
 )

@@ -143,12 +143,26 @@ class Parametrization:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Parametrization":
-        """Build from the data of `to_json`, also after writing and reading a file."""
+        """Build from the data of `to_json`, also after writing and reading a file.
+
+        Raises:
+          ValueError: a field has another type, e.g. in a damaged file.
+        """
+        kinds = {"name": str, "citation": str, "scaled": bool, "branches_only": bool}
+        for key, kind in kinds.items():
+            if not isinstance(data[key], kind):
+                raise ValueError(f"{key} of a parametrization is {data[key]!r}")
+
+        def powers(values: Any) -> Powers:
+            for value in values:
+                if type(value) not in (int, float) or not abs(value) < 1e3:
+                    raise ValueError(f"an exponent of a parametrization is {value!r}")
+            return Powers(*values)
+
         rows = {
-            Role(role): Row(*(Powers(*powers) for powers in row))
-            for role, row in data["rows"].items()
+            Role(role): Row(*map(powers, row)) for role, row in data["rows"].items()
         }
-        gauge = {Role(role): Powers(*powers) for role, powers in data["gauge"].items()}
+        gauge = {Role(role): powers(values) for role, values in data["gauge"].items()}
         return cls(**{**data, "rows": rows, "gauge": gauge})
 
     def same_rules(self, other: "Parametrization") -> bool:
