@@ -1,5 +1,6 @@
 """SOAP, Shampoo, Scion and the optimizers on a sphere, against their papers."""
 
+import functools
 import typing
 
 import jax
@@ -234,3 +235,88 @@ def test_a_matrix_of_zeros_on_a_sphere_is_an_error(name):
         getattr(optim, name)(0.1, scales_of()).init(params)
     with pytest.raises(ValueError, match="leave the sphere"):
         optim.schedule_free(getattr(optim, name), 0.1, scales_of())
+
+
+# --- depth ---
+
+
+def residual(depth, layers, width=16):
+    blocks = {f"w{i}": (depth, width, width) for i in range(layers)}
+    return {"in": (8, width), **blocks, "out": (width, 4)}
+
+
+def run(params, x, point):
+    depth = params["w0"].shape[0]
+    layers = [params[f"w{i}"] for i in range(len(params) - 2)]
+
+    def block(x, weights):
+        y = x
+        for i, weight in enumerate(weights):
+            y = (jnp.tanh(y) if i else y) @ weight
+        return x + 0.1 * (depth / 8) ** -point.alpha * y, None
+
+    return jax.lax.scan(block, x @ params["in"], layers)[0]
+
+
+@functools.cache
+def slopes(name, layers):
+    """Exponents of depth of the last features, and of their change in three steps.
+
+    Branches are small at the base, so that its few blocks are near the limit already.
+    """
+    point = optim.parametrization("depth_mup" if layers == 1 else "completep")
+    depths, sizes = (8, 32, 128), []
+    keys = jax.random.split(jax.random.key(0), 8)
+    for depth in depths:
+        small, large, wide = (
+            {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+            for shapes in (
+                residual(8, layers),
+                residual(depth, layers),
+                residual(8, layers, 32),
+            )
+        )
+        x = jax.random.normal(jax.random.key(1), (16, 8))
+        scales = optim.infer_scales(
+            small,
+            large,
+            inputs=(x,),
+            call=lambda p, x: run(p, x, point) @ p["out"],
+            parametrization=point,
+            delta=wide,
+        )
+        tx = getattr(optim, name)(0.02, scales)
+
+        def one(key, shapes=large, tx=tx, x=x):
+            params = {
+                k: jax.random.normal(jax.random.fold_in(key, i), s.shape)
+                * s.shape[-2] ** -0.5
+                for i, (k, s) in enumerate(shapes.items())
+            }
+            start, state = run(params, x, point), tx.init(params)
+
+            def step(_, carry):
+                params, state = carry
+                grads = jax.grad(
+                    lambda p: jnp.mean((run(p, x, point) @ p["out"] - 1) ** 2)
+                )(params)
+                frozen = {k: g * (k[0] == "w") for k, g in grads.items()}
+                updates, state = tx.update(frozen, state, params)
+                return optax.apply_updates(params, updates), state
+
+            params, _ = jax.lax.fori_loop(0, 3, step, (params, state))
+            change = run(params, x, point) - start
+            return jnp.sqrt((start**2).mean()), jnp.sqrt((change**2).mean())
+
+        both = jax.jit(jax.vmap(one))(keys)
+        sizes.append([float(jnp.exp(jnp.log(size).mean())) for size in both])
+    return np.polyfit(np.log2(depths), np.log2(sizes), 1)[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "layers"), [("muon", 1), ("muon", 2), ("muon_h", 1)])
+def test_features_change_alike_at_every_depth(name, layers):
+    """Depth-μP for branches of one layer, CompleteP for those of two."""
+    at_start, change = slopes(name, layers)
+    assert abs(at_start) < 0.05
+    assert abs(change) < 0.05
