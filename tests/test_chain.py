@@ -323,7 +323,7 @@ RIGHT = {
     "after optax.sgd": lambda chain: chain(optax.sgd(0.1, 0.9), scale("sgd")),
     "after signs": lambda chain: chain(optax.scale_by_sign(), scale(), RATE),
     "lamb, by hand": lambda chain: chain(normalize(), ADAM, TRUST, scale("lamb"), RATE),
-    "muon, by hand": lambda chain: chain(muon(), scale("muon"), RATE),
+    "muon, by hand": lambda chain: chain(muon(), scale("spectral"), RATE),
     "in pieces": lambda chain: chain(chain(normalize(), ADAM), chain(scale(), RATE)),
     "clipped": lambda chain: chain(optax.clip_by_global_norm(1.0), adamw()),
     "entries clipped after normalizing": lambda chain: chain(

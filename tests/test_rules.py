@@ -21,10 +21,12 @@ DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "rules.md"
 FAMILIES = {
     "sgd": ["sgd", "momentum", "nesterov"],
     "adam": "adam adamw lion sign signsgd rmsprop nadam amsgrad".split(),  # noqa: SIM905
-    "spectral": ["spectral", "muon"],
+    "spectral": ["spectral", "muon", "soap", "shampoo", "scion"],
+    "column": ["column"],
+    "row": ["row"],
     "relative": ["relative", "lars", "lamb", "adafactor"],
+    "sphere": ["sphere", "adam_h", "muon_h"],
 }
-FAMILY_NAMES = list(FAMILIES)
 
 
 def tables():
@@ -39,13 +41,26 @@ def tables():
 
 
 def value(cell, **names):
-    """A formula of the document as a number."""
-    code = cell.strip("`").replace("^", "**").replace("½", "0.5").replace("·", "*")
+    """A formula of the document, without its remark, as a number."""
+    code = (
+        cell.partition(" (")[0]
+        .strip("`")
+        .replace("^", "**")
+        .replace("½", "0.5")
+        .replace("·", "*")
+    )
     code = code.replace("α", "alpha").replace("γ", "gamma")
     return eval(code, {}, names)
 
 
-SIZES, LEARNING_RATES, DEPTH, POINTS, TRAINING = tables()[1], *tables()[3:7]
+def each(table, key):
+    """The rows of a table, one for each name in a column."""
+    return [row | {key: name} for row in table for name in row[key].split(", ")]
+
+
+SIZES, GEOMETRIES, LEARNING_RATES, POINTS, TRAINING = tables()[1:6]
+TRAINING = each(TRAINING, "family")
+IN_WIDTH = {family: head for head in LEARNING_RATES[0] for family in head.split(", ")}
 
 
 def scale_of(role, *, m_in=4.0, m_out=2.0, m_last=8.0, depth=1.0, in_branch=False):
@@ -83,8 +98,9 @@ ROLES = [r.value for r in optim.Role]
 def test_the_document_has_every_role_and_family():
     assert [row["role"] for row in SIZES] == ROLES
     assert [row["role"] for row in LEARNING_RATES] == ROLES
-    assert [row["family"] for row in DEPTH] == FAMILY_NAMES
-    assert [row["family"] for row in TRAINING] == FAMILY_NAMES
+    assert [row["family"] for row in GEOMETRIES] == list(FAMILIES)
+    assert set(FAMILIES) == set(optim.Family)
+    assert {row["family"] for row in TRAINING} == set(FAMILIES)
     assert len(DOCUMENT.read_text().splitlines()) < 250
 
 
@@ -161,19 +177,33 @@ def test_growing_all_widths_together_gives_yaidas_rates(s):
         assert rule.learning_rate == pytest.approx(rate)
 
 
+@pytest.mark.parametrize("s", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("row", GEOMETRIES, ids=lambda row: row["family"])
+def test_learning_rates_are_the_documents_for_any_sizes(row, role, s):
+    scale, point = scale_of(role), optim.parametrization("meta_principled", s=s)
+    sizes = point.rows[scale.role]
+    init, update, gradient = (powers.of(scale) for powers in sizes)
+    names = {**ratios(scale), "init": init, "Δ": update, "g": gradient}
+    expected = value(row["learning rate"], **names)
+    for optimizer in FAMILIES[row["family"]]:
+        rule = optim.multipliers(scale, point, optimizer)
+        assert rule.learning_rate == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("name", ["mup", "mean_field", "depth_mup", "relu_mlp"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f in IN_WIDTH])
 @pytest.mark.parametrize("row", LEARNING_RATES, ids=lambda row: row["role"])
 def test_learning_rates_of_mup_in_width_are_the_documents(row, family, name):
     scale = scale_of(row["role"])
     point = optim.parametrization(name, gauge="table3")
-    expected = value(row[family], **ratios(scale))
+    expected = value(row[IN_WIDTH[family]], **ratios(scale))
     for optimizer in FAMILIES[family]:
         rule = optim.multipliers(scale, point, optimizer)
         assert rule.learning_rate == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("row", DEPTH, ids=lambda row: row["family"])
+@pytest.mark.parametrize("row", GEOMETRIES, ids=lambda row: row["family"])
 @pytest.mark.parametrize("point", POINTS, ids=lambda row: row["name"])
 @pytest.mark.parametrize("role", ROLES)
 def test_depth_acts_inside_branches_and_nowhere_else(role, point, row):
@@ -182,7 +212,7 @@ def test_depth_acts_inside_branches_and_nowhere_else(role, point, row):
     named = optim.parametrization(point["name"].strip("`"))
     same = optim.parametrization("residual", alpha=alpha, gamma=gamma)
     shallow = optim.multipliers(scale_of(role), same, row["family"])
-    factor = value(row["times"], M=M, alpha=alpha, gamma=gamma)
+    factor = value(row["times, in branches"], M=M, alpha=alpha, gamma=gamma)
     for p in (named, same):
         assert p.branch_multiplier(M, a=3.0) == pytest.approx(3 * M**-alpha)
         deep = scale_of(role, depth=M, in_branch=True)
@@ -266,7 +296,7 @@ def test_mean_field_gauge_stores_weights_of_order_one_under_one_sgd_rate():
     role=st.sampled_from(ROLES),
     power=st.floats(-2, 2),
     s=st.floats(0, 1),
-    family=st.sampled_from(FAMILY_NAMES),
+    family=st.sampled_from(list(FAMILIES)),
 )
 def test_a_gauge_of_any_role_keeps_the_effective_weights_and_updates(
     role, power, s, family
@@ -279,14 +309,14 @@ def test_a_gauge_of_any_role_keeps_the_effective_weights_and_updates(
     assert b.init_std * theta == pytest.approx(a.init_std)
     assert b.gradient / theta == pytest.approx(a.gradient)
     # The raw update of a stored weight, times what it is worth in the function.
-    raw = {"sgd": theta, "adam": 1, "spectral": 1, "relative": 1 / theta}[family]
+    raw = {"sgd": theta, "relative": 1 / theta, "sphere": 1 / theta}.get(family, 1)
     assert b.learning_rate * raw * theta == pytest.approx(a.learning_rate)
 
 
 @given(
     name=st.sampled_from(["mup", "ntk", "depth_mup", "ode", "completep"]),
     role=st.sampled_from(ROLES),
-    family=st.sampled_from(FAMILY_NAMES),
+    family=st.sampled_from(list(FAMILIES)),
     depth=st.floats(0.01, 1000),
 )
 def test_rate_times_decay_is_the_same_at_every_size(name, role, family, depth):
