@@ -114,7 +114,7 @@ COMPARISONS = {
         factors={"hidden": "2**[-1:2]", "input": "2**[-2:2:2]"},
         rates="2**[-9:-4]",
         sp_rates="2**[-9.5:-6.5:0.5]",
-        widths=(64, 128),
+        widths=(64, 128, 256),
         depths=(2, 8),
         tuning_seeds=2,
     ),
@@ -272,7 +272,8 @@ def page() -> str:
         "|" + "---|" * (2 + len(WAYS)),
     ]
     for model, width, depth in sorted({key[:3] for key in lines}):
-        cells = [_cell(lines.get((model, width, depth, way))) for way in WAYS]
+        sized = [(model, width, depth, way) for way in WAYS]
+        cells = [_cell(lines[key]) if key in lines else "" for key in sized]
         text.append(f"| {model} | {width} x {depth} | {' | '.join(cells)} |")
     return "\n".join(text)
 

@@ -141,6 +141,12 @@ def test_what_the_readme_says_of_sp_tuned_at_each_size():
     over = [100 / (1 + more("rate", *size) / 100) - 100 for size in wide]
     own = more("rate", "cnn", 256, 3)
     assert round(100 / (1 + own / 100) - 100, 1) == 3.2
+    assert round(more("rate", "gpt", 256, 2), 1) == 0.1
+    sizes = [*wide, *deep, ("gpt", 256, 2), ("cnn", 256, 3)]
+    groups = {size: 100 / (1 + more("groups", *size) / 100) - 100 for size in sizes}
+    assert round(max(groups.values()), 1) == 1.9
+    gpt = [loss for (model, *_), loss in groups.items() if model == "gpt"]
+    assert (round(max(gpt), 1), round(min(gpt), 1)) == (-1.4, -4.9)
     assert (round(min(over), 1), round(max(over), 1)) == (0.7, 1.9)
     assert (round(min(lost), 1), round(max(lost), 1)) == (0.9, 4.3)
 
