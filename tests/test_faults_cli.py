@@ -112,7 +112,7 @@ def test_flags_of_absl_are_refused(capsys, flag):
         ("--config.parametrization=mup", "--config.parametrization.name=mup"),
         ("--steps=3", "a key of the config is --config.steps=..."),
         ("--config.model.dtype=bf16", "model.dtype='bf16' must be a floating-point"),
-        ("--config.model.remat=yes", "model.remat='yes' must be True or False"),
+        ("--config.model.remat=yes", "model.remat='yes' must be one of 'none', 'full'"),
         ("--config.model.branch_multiplier=0", "must be a positive number"),
     ],
 )

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from mupax.experiments import cli
+from mupax.experiments.cli import flags
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.trackers import open_trackers
-from mupax.experiments.sweep import export
+from mupax.experiments.sweep import command, export, search
 from mupax.experiments.sweep.results import Population
 
 
@@ -136,6 +137,18 @@ def test_tensorboard_gets_the_metrics_of_a_run(tmp_path):
         "loss": [(0, 2.0), (2, 1.0)],
         "parameter_norm/hidden": [(0, 4.0), (1, 4.0), (2, 4.0)],
     }
+
+
+@pytest.mark.parametrize("key", ["wandb", "mlflow"])
+def test_sweeps_and_searches_refuse_trackers(key, tmp_path):
+    words = ["--config=modules_search", f"--config.{key}=x"]
+    config = flags.parse(["sweep", *words]).config
+    said = f"^{key} logs trainings.* leave {key} out$"
+    with pytest.raises(UserError, match=said):
+        command.run(config, tmp_path, [])
+    with pytest.raises(UserError, match=said):
+        search.run(config, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # ----- With the packages themselves.

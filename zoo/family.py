@@ -96,9 +96,7 @@ class Options:
                 )
         if isinstance(self.remat, str) and self.remat not in REMAT:
             names = ", ".join(map(repr, REMAT))
-            raise ValueError(
-                f"remat={self.remat!r} must be True or False, or one of {names}"
-            )
+            raise ValueError(f"remat={self.remat!r} must be one of {names}")
         a = getattr(self, "branch_multiplier", 1.0)
         if isinstance(a, int | float) and not 0 < a < math.inf:
             raise ValueError(f"branch_multiplier={a!r} must be a positive number")

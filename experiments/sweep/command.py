@@ -56,13 +56,8 @@ def run(
       UserError: bad input, in one sentence; existing files are kept.
     """
     console = rich.console.Console()
+    space.check_untracked(config, "report.html and results.csv")
     parsed = space.parse_sweep(config)
-    for key in ("wandb", "mlflow"):
-        if getattr(parsed.base, key):
-            raise UserError(
-                f"{key} logs trainings, and a sweep only writes report.html and "
-                f"results.csv; remove --config.{key}"
-            )
     executors.check_name(executor)
     if workers < 1:
         raise UserError(f"--workers={workers} must be at least 1")

@@ -199,6 +199,7 @@ def run(
             raise UserError(f"--{name}={value} must be at least {least}")
     if not 0 < radius < 100:
         raise UserError(f"--radius={radius} must lie between 0 and 100 octaves")
+    space.check_untracked(config, "search.csv and summary.json")
     parsed = space.parse_sweep(config)
     base = dataclasses.replace(
         parsed,

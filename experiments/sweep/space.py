@@ -263,6 +263,19 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     return parsed
 
 
+def check_untracked(config: ConfigDict, files: str) -> None:
+    """Check that no tracker is asked for by a command that only writes these files.
+
+    Before `parse_sweep`, which would ask for the tracker's package.
+    """
+    for key in ("wandb", "mlflow"):
+        if config.get(key):
+            raise UserError(
+                f"{key} logs trainings, and this command only writes {files}; leave "
+                f"{key} out"
+            )
+
+
 def _check_amounts(config: SweepConfig) -> None:
     axes = {**config.axes, **config.base_axes}
     runs = config.seeds * math.prod(map(len, axes.values()))
