@@ -5,7 +5,7 @@ tests/digits_16_seeds.csv holds the losses of 16 seeds of a residual MLP (width 
 octaves. This remakes it (about 20 minutes of one core), as results.csv:
 
     mupax sweep --config digits_resmlp --config.sweep.seeds=16 \
-        --config.label_smoothing=0.0 \
+        --config.dataset=digits --config.model.branch_multiplier=1.0 \
         --config.sweep.axes.learning_rate="2**[-12:-3:0.5]" \
         "--config.sweep.base_axes['hidden/learning_rate']=2**[0:0]" \
         --config.sweep.widths="(64,)" --config.sweep.depths="(4,8,16,32)" \
