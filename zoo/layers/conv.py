@@ -73,7 +73,7 @@ class BatchNorm(Scaled):
     As in torch, the batch is normalized by its biased variance, and the running
     variance averages the unbiased one. `model.eval()` normalizes by the running
     statistics. If a batch is sharded over devices, statistics are those of the whole
-    batch. Its arguments are those of `Scaled`.
+    batch. Its arguments are those of `Scaled`; epsilon is 1e-5 by default, as in torch.
 
     Raises:
       ValueError: called in training on one value per channel.
