@@ -210,6 +210,54 @@ def test_the_partner_trains_what_is_no_hidden_matrix(name):
     np.testing.assert_allclose(updates["qkv"], matrix["qkv"], rtol=1e-5)
 
 
+def glu(inputs, half):
+    return {"i": (5, inputs), "glu": (inputs, 2 * half), "r": (half, 3)}
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_fused_kernel_that_is_not_split_has_the_shape_factor_of_the_whole(split):
+    def call(p, x):
+        gate, up = jnp.split(jnp.tanh(x @ p["i"]) @ p["glu"], 2, -1)
+        return (jnp.tanh(gate) * up) @ p["r"]
+
+    small, large = (
+        {k: jnp.zeros(s) for k, s in glu(*n).items()} for n in ((16, 16), (64, 32))
+    )
+    x = jnp.ones((1, 5))
+    scales = optim.infer_scales(small, large, inputs=(x,), call=call)
+    tx = optim.muon(1.0, scales, split_fused=split, **EXACT)
+    grads = jax.tree.map(lambda x: jnp.ones(x.shape), large)
+    rng = np.random.default_rng(0)
+    grads["glu"] = jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)
+    updates, _ = tx.update(grads, tx.init(large), large)
+    # Δ (m_in m_out)^½ is 8^½/4; the factor of 16 x 16 is 1, and that of 16 x 32 2^½.
+    rate = 8**0.5 / 4 * (1 if split else 2**0.5)
+    norm = np.linalg.norm(updates["glu"][:, :32] if split else updates["glu"], 2)
+    assert norm == pytest.approx(rate, rel=1e-4)
+    row = optim.explain(scales, "muon", split_fused=split).rows["glu"]
+    assert row.learning_rate == pytest.approx(rate)
+
+
+def test_fused_kernels_that_cannot_stay_whole_are_errors():
+    with pytest.raises(ValueError, match="per_head=True splits 'qkv'"):
+        optim.muon(0.1, read("fused"), per_head=True, split_fused=False)
+
+    def make(n):
+        shapes = {"i": (5, n), "qk": (n, n + 8), "o": (n, n), "r": (n, 3)}
+        return {k: jnp.zeros(s) for k, s in shapes.items()}
+
+    def call(p, x):
+        x = jnp.tanh(x @ p["i"])
+        a, b = jnp.split(x @ p["qk"], [x.shape[-1]], -1)
+        return (jnp.tanh(a) * jnp.tanh(b).sum(-1, keepdims=True)) @ p["o"] @ p["r"]
+
+    scales = optim.infer_scales(
+        make(16), make(64), inputs=(jnp.ones((1, 5)),), call=call
+    )
+    with pytest.raises(ValueError, match="segments of 'qk' grow by different ratios"):
+        optim.muon(0.1, scales, split_fused=False)
+
+
 def test_an_unknown_partner_is_an_error():
     with pytest.raises(ValueError, match="partner='adm' must be 'adamw', 'lion', or"):
         optim.muon(0.1, read("flat"), partner="adm")

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax import contrib
 
 from mupax import optim
+from mupax.optim.apply.matrices import PRESETS
 from mupax.optim.rules.multipliers import RECIPES, OptimizerName
 
 INPUTS, OUTPUTS, N = 5, 3, 8
@@ -49,11 +51,15 @@ BY_HAND = {
     # From 16 x 16 to 64 x 32: the factor (fan_out/fan_in)^½ of Muon is below one.
     "muon": (2 / 4) ** 0.5 / 3,
     "soap": (2 / 4) ** 0.5 / 3,
+    "shampoo": (2 / 4) ** 0.5 / 3,
     # Scion's own norm has the shape in it.
     "scion": 1 / 3,
     "adam_h": 4**-0.5 / 3,
     "muon_h": 4**-0.5 * 2**0.5 / 3,
 }
+
+
+MOMENTS = ("adam", "adam_h", "soap")
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -64,6 +70,8 @@ def test_multipliers_are_those_of_a_derivation_by_hand(name):
     scales = optim.Scales({"w": scale}, optim.parametrization("depth_mup"))
     row = optim.explain(scales, name).rows["w"]
     assert row.learning_rate == pytest.approx(BY_HAND[name])
+    # The eps of Adam's moments follows the gradient, 1/m_out and M^-½.
+    assert row.eps == pytest.approx(1 / 2 / 3 if name in MOMENTS else 1)
 
 
 # --- twenty steps, computed apart ---
@@ -223,6 +231,37 @@ def test_the_spectral_norm_is_one_before_the_shape_factor():
     assert np.linalg.norm(updates["mid"], 2) == pytest.approx(2**0.5, rel=0.05)
     blocks = {x.shape for x in jax.tree.leaves(state) if x.ndim == 3}
     assert blocks == {(2 * 4, 4, 4)}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_coefficients_by_name_are_those_of_optax(name):
+    own, theirs = optim.muon(0.1, scales_of(), name), contrib.muon(0.1, name)
+    params = jax.tree.map(jnp.asarray, drawn(0))
+    updates = [
+        tx.update(params, tx.init(params), params)[0]["mid"] for tx in (own, theirs)
+    ]
+    np.testing.assert_allclose(*updates, rtol=1e-4)  # eps acts on other gradients
+    with pytest.raises(ValueError, match="ns_coeffs"):
+        optim.muon_h(0.1, scales_of(), ns_coeffs="dionn")
+
+
+def test_schedule_free_leaves_no_average_of_gradients_beside_muon():
+    params = jax.tree.map(jnp.asarray, drawn(0))
+    tx = optim.schedule_free(optim.muon, 0.1, scales_of())
+    state = tx.init(params)
+    for seed in (1, 2):
+        _, state = tx.update(jax.tree.map(jnp.asarray, drawn(seed)), state, params)
+    last = drawn(2)
+    moments = [
+        leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if ".mu" in jax.tree_util.keystr(path)
+    ]
+    assert len(moments) == 3
+    scaled = {leaf.shape: leaf for leaf in moments}
+    for grad in last.values():
+        ratio = np.asarray(scaled[grad.shape]) / grad
+        np.testing.assert_allclose(ratio, ratio.flat[0], rtol=1e-5)
 
 
 # --- what cannot be right ---

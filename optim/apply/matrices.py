@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from ..rules.multipliers import RECIPES
+from ..rules.multipliers import shape_of
 from ..rules.optimizers import is_hidden_matrix
+from ..rules.parametrizations import unknown
 from ..scales.paths import flatten, map_with_paths
 from ..scales.probe import Mode, Recorder, mode, running
 from ..scales.table import Scales
@@ -68,13 +69,48 @@ def descends(tx: Transform, scales: Scales) -> bool:
 # --- updates of matrices ---
 
 
-def dimension_numbers(scales: Scales) -> Callable[[Any], Any]:
-    """The axes of matrices, as `optax.contrib.muon` takes them."""
+# The coefficients of Newton-Schulz steps that `optax.contrib.muon` knows by name: those
+# of Keller Jordan, and of Ahn et al. 2025 (arXiv:2504.05295).
+PRESETS = {
+    "standard": (3.4445, -4.7750, 2.0315),
+    "dion": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+}
+
+
+def orthogonalize(
+    scales: Scales, ns_coeffs: Any, ns_steps: int, *moments: Any, **options: Any
+) -> Transform:
+    """`optax.contrib.scale_by_muon` of matrices whose axes the scales know.
+
+    Args:
+      scales: of the matrices.
+      ns_coeffs: coefficients, or the name of a preset.
+      ns_steps: number of Newton-Schulz steps.
+      *moments: beta, eps and mu_dtype.
+      **options: further arguments of Optax.
+
+    Raises:
+      ValueError: no preset has this name.
+    """
+    if isinstance(ns_coeffs, str):
+        if ns_coeffs not in PRESETS:
+            raise ValueError(unknown("ns_coeffs", ns_coeffs, PRESETS))
+        ns_coeffs = PRESETS[ns_coeffs]
 
     def numbers(path: str, _: Any) -> contrib.MuonDimensionNumbers:
         return contrib.MuonDimensionNumbers(scales[path].in_axes, scales[path].out_axes)
 
-    return functools.partial(map_with_paths, numbers)
+    return contrib.scale_by_muon(
+        *(ns_coeffs, ns_steps, *moments),
+        weight_dimension_numbers=functools.partial(map_with_paths, numbers),
+        **options,
+    )
 
 
 def on_matrices(function: OfMatrices, scales: Scales, tree: Any, *rest: Any) -> Any:
@@ -111,14 +147,12 @@ def scale_by_shape(
     optimizer: str, scales: Scales, consistent_rms: float | None = None
 ) -> Transform:
     """Multiply updates by the shape factor of an optimizer."""
-    shape = RECIPES[optimizer].shape
+    shape = shape_of(optimizer, consistent=consistent_rms is not None)
 
     def scale(path: str, x: jax.Array) -> jax.Array:
         axes = scales[path].in_axes, scales[path].out_axes
-        sides = [math.prod(x.shape[a] for a in each) for each in axes]
-        if consistent_rms is None:
-            return x * shape(*sides)
-        return x * consistent_rms * math.sqrt(max(sides))
+        x = x if consistent_rms is None else x * consistent_rms
+        return x * shape(*(math.prod(x.shape[a] for a in each) for each in axes))
 
     return optax.stateless(lambda u, _: map_with_paths(scale, u))
 
@@ -280,6 +314,7 @@ def scale_by_kronecker(
                 square = jnp.square(into.mT @ grad @ out)
                 nu[path] = ema(before[path], square, b2)
                 size = jnp.sqrt(nu[path] / (1 - b2**known)) + eps
+                size = jnp.where(size == 0, 1, size)
                 if mode() is not None:
                     # Gradients of a probe have rank one; the rest is rounding.
                     size += 1e-3 * size.max((1, 2), keepdims=True)
@@ -396,6 +431,8 @@ def keep_norms(scales: Scales) -> Transform:
 
     def step(updates: Any, params: Any) -> Any:
         # A probe measures the size of updates, which the projection does not set.
-        return updates if mode() else on_matrices(project, scales, updates, params)
+        if mode() is not None:
+            return updates
+        return on_matrices(project, scales, updates, params)
 
     return optax.stateless(step)

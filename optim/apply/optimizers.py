@@ -1,13 +1,14 @@
 """Optax's optimizers with learning rates, eps and weight decay scaled by size.
 
 Every optimizer takes the learning rate and the scales, then the arguments of the Optax
-optimizer of the same name, which it equals bit for bit at base size. All
-hyperparameters are those of the base model; a learning rate or weight decay may be a
-schedule. Masks of weight decay are those of Optax, or "matrices" for the weights that
+optimizer of the same name, if there is one, which it equals bit for bit at base size.
+All hyperparameters are those of the base model; a learning rate or weight decay may be
+a schedule. Masks of weight decay are those of Optax, or "matrices" for the weights that
 sum over inputs, without biases, norm scales and tokens.
 
-Muon, LAMB and Adafactor, whose update of an entry depends on the other entries of its
-array, see each segment of a fused kernel (`ParamScale.segments`) as a parameter.
+LAMB, Adafactor, Muon and all others of hidden matrices, whose update of an entry
+depends on the other entries of its array, see each segment of a fused kernel
+(`ParamScale.segments`) as a parameter.
 
 If the scales carry another batch size or training length (`Scales.for_training`),
 learning rates, betas, eps and weight decay follow the rules of `TrainingScale`. The
@@ -28,11 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from optax import contrib
-from optax.contrib import _muon
 
 from ..rules.multipliers import Family, family_of, multipliers
 from ..rules.optimizers import is_hidden_matrix, optimizer_rule
-from ..rules.parametrizations import unknown
 from ..scales.paths import flatten
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
@@ -42,9 +41,9 @@ from .masks import Mask, decay_mask
 from .matrices import (
     beside,
     descends,
-    dimension_numbers,
     hidden_matrices,
     keep_norms,
+    orthogonalize,
     scale_by_kronecker,
     scale_by_shape,
     scale_by_spectral_norm,
@@ -55,8 +54,6 @@ from .transforms import normalize_gradients, resolve, scale_updates
 
 Transform: TypeAlias = optax.GradientTransformation
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
-
-_PRESETS = _muon._NS_COEFFS_PRESET_DICT
 
 
 def _build(
@@ -91,7 +88,7 @@ def _build(
       betas: whether `precondition` has the β1 and β2 of groups.
       decays: whether another part than `decay` decays weights.
       least: weights below this size, or at zero, have updates of a fixed size.
-      last: acts on the whole update.
+      last: acts on the whole update, of weights that keep their norm.
       **options: of `optimizer_rule`.
     """
     point, rule = resolve(scales), rule or name
@@ -109,7 +106,8 @@ def _build(
         if zeros:
             raise ValueError(
                 f"{zeros[0]!r} starts at zero, and {name} keeps its norm: start it at "
-                "random (zero_queries=False in models of the zoo), or use optim.muon"
+                "random (zero_queries=False in models of the zoo), use optim.muon, or "
+                "give this parameter another optimizer by optax.partition"
             )
         return scaling.init(params)
 
@@ -150,8 +148,8 @@ def build_optimizer(
         and weight decay, e.g. `optax.scale_by_adam()` or `optax.trace(0.9)`.
       family: that of its updates: "sgd" if they are proportional to the gradient,
         "adam" if their entries have size one, "spectral" if their spectral norm is
-        one, "relative" if they are proportional to the weight. `optim.check_chain`
-        measures whether it is right.
+        one, "relative" if they are proportional to the weight, or another `Family`.
+        `optim.check_chain` measures whether it is right.
       clip: a transform of gradients, e.g. `optax.clip_by_global_norm(1.0)`.
       weight_decay: decoupled weight decay of the base model; None for none.
       mask: what decays, as in `adamw`.
@@ -550,6 +548,7 @@ def _beside(
             decay=added,
             last=keep_norms(scales) if on_sphere else None,
             decays=True,
+            split_fused=split_fused,
             **options,
         )
         return beside(scales, matrices, own, others(scales))
@@ -578,12 +577,31 @@ def _beside(
             **{key: value for key, value in given if key in taken},
         )
 
-    both = (
-        by_segment(scales, build, per_head=per_head) if split_fused else build(scales)
-    )
+    fused = [p for p, s in scales.items() if s.segments]
+    if fused and not split_fused:
+        if per_head:
+            raise ValueError(
+                f"per_head=True splits {fused[0]!r}, and split_fused=False does not; "
+                "leave one of them out"
+            )
+        unlike = [
+            path
+            for path in fused
+            if len({(s.width_in, s.width_out) for s in scales[path].segments}) > 1
+        ]
+        if unlike:
+            raise ValueError(
+                f"the segments of {unlike[0]!r} grow by different ratios, so that no "
+                "learning rate is right for their update as a whole; leave out "
+                "split_fused=False"
+            )
+        both = optax.with_extra_args_support(build(scales))
+    else:
+        both = by_segment(scales, build, per_head=per_head)
     if whole is None:
-        return optax.with_extra_args_support(both)
-    hidden = {p for p, s in scales.items() if any(map(is_hidden_matrix, s.parts))}
+        return both
+    count = any if split_fused else all
+    hidden = {p for p, s in scales.items() if count(map(is_hidden_matrix, s.parts))}
     return beside(scales, frozenset(hidden), both, whole)
 
 
@@ -637,9 +655,10 @@ def muon(
         optimizer, e.g. `optim.lion(1e-4, scales)`, used as it is. A transform counts as
         whole if its updates point against the gradient.
       per_head: orthogonalize each head of attention by itself. `infer_scales` reads
-        heads from the program, where they follow each other if they share an axis with
-        their entries; or an axis is declared as `heads`.
-      split_fused: orthogonalize each segment of a fused kernel by itself.
+        heads from the program, or from an axis that is declared as `heads`. In an axis
+        of heads and their entries, one head follows the other.
+      split_fused: orthogonalize each segment of a fused kernel by itself. Without it,
+        all segments must grow alike.
 
     All further arguments are as in `optax.contrib.muon`, those of the base model.
 
@@ -662,26 +681,19 @@ def muon(
       >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.071, -0.037)
     """
-    memory = scales.training.beta
+    memory = scales.training.beta(beta)
 
-    def orthogonalize(scales: Scales) -> Transform:
-        updates = contrib.scale_by_muon(
-            _PRESETS.get(ns_coeffs, ns_coeffs)
-            if isinstance(ns_coeffs, str)
-            else ns_coeffs,
-            ns_steps,
-            memory(beta),
-            eps,
-            mu_dtype,
+    def precondition(scales: Scales) -> Transform:
+        updates = orthogonalize(
+            *(scales, ns_coeffs, ns_steps, memory, eps, mu_dtype),
             nesterov=nesterov,
             adaptive=adaptive,
             preconditioning=preconditioning,
-            weight_dimension_numbers=dimension_numbers(scales),
         )
         return optax.chain(updates, scale_by_shape("muon", scales, consistent_rms))
 
     return _beside(
-        *("muon", learning_rate, scales, orthogonalize),
+        *("muon", learning_rate, scales, precondition),
         decay=(weight_decay, weight_decay_mask),
         partner=partner,
         partner_rate=adam_learning_rate,
@@ -723,11 +735,11 @@ def soap(
 ) -> Optimizer:
     """SOAP with spectral normalization, for hidden matrices: Adam in Shampoo's basis.
 
-    Each update is divided by its spectral norm, and multiplied by Optax's shape factor
-    of Muon, (fan_out/fan_in)^½ where above one. So learning rates of Muon fit, and
-    transfer by the same rule. The first gradient only gives the basis, and moves no
-    matrix. Each change of the basis is one step of orthogonal iteration, and is not
-    distributed over devices.
+    Each update is divided by its spectral norm (from twelve power iterations), and
+    multiplied by Optax's shape factor of Muon, (fan_out/fan_in)^½ where above one. So
+    its learning rate has the size of Muon's, and transfers by the same rule. The first
+    gradient only gives the basis, and moves no matrix. Each change of the basis is one
+    step of orthogonal iteration, and is not distributed over devices.
 
     Args:
       learning_rate: that of the base model, a number or a schedule.
@@ -739,8 +751,10 @@ def soap(
       precondition_frequency: steps between two changes of the eigenvectors.
       block_size: largest size of the blocks that are preconditioned one by one, as the
         largest divisor of each side; None for whole matrices.
-      partner, per_head, split_fused: as in `muon`.
-      partner_learning_rate, partner_weight_decay: of a partner that is named.
+      partner, per_head, split_fused: as in `muon`; AdamW and Lion beside it have their
+        own betas and eps.
+      partner_learning_rate, partner_weight_decay: of a partner that is not a whole
+        optimizer; None for `learning_rate`.
 
     Raises:
       ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
@@ -912,16 +926,14 @@ def scion(
     """
     memory = scales.training.beta(b1)
 
-    def orthogonalize(scales: Scales) -> Transform:
-        updates = contrib.scale_by_muon(
-            *(_coefficients(ns_coeffs), ns_steps, memory, eps, mu_dtype),
-            nesterov=False,
-            weight_dimension_numbers=dimension_numbers(scales),
+    def precondition(scales: Scales) -> Transform:
+        updates = orthogonalize(
+            *(scales, ns_coeffs, ns_steps, memory, eps, mu_dtype), nesterov=False
         )
         return optax.chain(updates, scale_by_shape("scion", scales))
 
     return _beside(
-        *("scion", learning_rate, scales, orthogonalize),
+        *("scion", learning_rate, scales, precondition),
         decay=(weight_decay, mask),
         partner="sign",
         signs=optax.chain(
@@ -955,7 +967,10 @@ def adam_h(
 
     W ← R·norm(W - η R·norm(u)), with u the update of Adam and R the norm of W, so that
     the learning rate η is the angle of a step. Weight decay would have no effect on
-    these matrices. A matrix that starts at zero would stay there, and is an error.
+    these matrices. A matrix that starts at zero would stay there: `init` outside of
+    `jax.jit` raises an error. Queries of the zoo's transformers start at zero; pass
+    `zero_queries=False` to the model, or give them another optimizer by
+    `optax.partition`.
     Wen et al. report that learning rates transfer better than with weight decay; Ren et
     al. (arXiv:2603.28743) show that depth still needs a rule. Here the angle follows Δ
     over the weight's size; `docs/rules.md` derives it.
@@ -965,8 +980,9 @@ def adam_h(
         schedule.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       b1, b2, eps, eps_root, mu_dtype: as in `adam`.
-      partner, per_head, split_fused: as in `muon`; the partner has Adam's betas.
-      partner_learning_rate, partner_weight_decay: of a partner that is named.
+      partner, per_head, split_fused: as in `muon`; a partner "adamw" has b1, b2, eps
+        and mu_dtype too.
+      partner_learning_rate, partner_weight_decay: as in `soap`.
 
     Raises:
       ValueError: as `muon`; from `init`, a hidden matrix is zero.
@@ -1027,7 +1043,7 @@ def muon_h(
       scales: from `infer_scales` or `mupax.zoo.scales`.
       beta, eps, mu_dtype, ns_coeffs, ns_steps, nesterov: as in `muon`.
 
-    All further arguments are as in `adam_h`.
+    All further arguments are as in `soap`.
 
     Raises:
       ValueError: as `adam_h`.
@@ -1049,16 +1065,14 @@ def muon_h(
     """
     memory = scales.training.beta(beta)
 
-    def orthogonalize(scales: Scales) -> Transform:
-        updates = contrib.scale_by_muon(
-            *(_coefficients(ns_coeffs), ns_steps, memory, eps, mu_dtype),
-            nesterov=nesterov,
-            weight_dimension_numbers=dimension_numbers(scales),
+    def precondition(scales: Scales) -> Transform:
+        updates = orthogonalize(
+            *(scales, ns_coeffs, ns_steps, memory, eps, mu_dtype), nesterov=nesterov
         )
         return optax.chain(updates, scale_to_weights(scales, orthogonal=True))
 
     return _beside(
-        *("muon_h", learning_rate, scales, orthogonalize),
+        *("muon_h", learning_rate, scales, precondition),
         partner=partner,
         partner_rate=partner_learning_rate,
         partner_decay=(partner_weight_decay, None),
@@ -1080,7 +1094,8 @@ def schedule_free(
     """`optax.contrib.schedule_free` around an optimizer of `mupax.optim`.
 
     It averages weights, so that every rule holds as it is. The optimizer has no average
-    of gradients of its own unless you pass one: `b1` and `beta` are zero. Evaluate at
+    of gradients of its own unless you pass one: its `b1`, `beta` and `adam_b1` are
+    zero. Only the AdamW beside SOAP and Shampoo keeps its average. Evaluate at
     `optax.contrib.schedule_free_eval_params(state, params)`.
 
     Args:
@@ -1113,19 +1128,9 @@ def schedule_free(
             "muon_h; use optim.adamw or optim.muon"
         )
     arguments = inspect.signature(optimizer).parameters
-    none = {name: 0.0 for name in ("b1", "beta") if name in arguments}
+    none = {name: 0.0 for name in ("b1", "beta", "adam_b1") if name in arguments}
     base = optimizer(learning_rate, scales, **{**none, **options})
     return contrib.schedule_free(base, learning_rate, b1, weight_lr_power, state_dtype)
-
-
-def _coefficients(ns_coeffs: Any) -> Any:
-    """Coefficients of Newton-Schulz steps; Optax knows some by name."""
-    if not isinstance(ns_coeffs, str):
-        return ns_coeffs
-    presets = _muon._NS_COEFFS_PRESET_DICT
-    if ns_coeffs not in presets:
-        raise ValueError(unknown("ns_coeffs", ns_coeffs, presets))
-    return presets[ns_coeffs]
 
 
 def _shared(mask: Mask) -> Mask:

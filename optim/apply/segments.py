@@ -1,7 +1,8 @@
 """Optimizers that see each segment of a fused parameter as a parameter.
 
 Those whose update of an entry depends on other entries of its array: orthogonalization
-(Muon), trust ratios (LAMB), factored moments and clipping by array (Adafactor). They
+and the like (Muon, SOAP, ...), trust ratios (LAMB), factored moments and clipping by
+array (Adafactor). They
 may also see each head of an attention's kernel as a matrix.
 """
 

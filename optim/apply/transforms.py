@@ -31,8 +31,10 @@ def scale_by_parametrization(
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`, with their parametrization.
-      family: family of the optimizer whose updates come in: "sgd", "adam", "spectral"
-        or "relative", or the name of an optimizer of that family, e.g. "lion".
+      family: family of the optimizer whose updates come in: "sgd", "adam", "spectral",
+        "relative" or another `Family`; or the name of an optimizer, e.g. "lion". "muon"
+        and the like stand for whole optimizers, with AdamW for all but hidden matrices;
+        after `optax.contrib.scale_by_muon` pass "spectral".
 
     Returns:
       A stateless `optax.GradientTransformation`. Its `init` checks that `scales` were

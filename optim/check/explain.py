@@ -259,7 +259,11 @@ def explain(
     *,
     tx: Any = None,
     params: Any = None,
-    **options: Any,
+    consistent_rms: float | None = None,
+    adaptive: bool = False,
+    per_head: bool = False,
+    split_fused: bool = True,
+    partner: str | None = None,
 ) -> Explanation:
     """Tabulate the role, initial size and multipliers of every parameter.
 
@@ -269,7 +273,8 @@ def explain(
       tx: the optimizer itself, to run on known gradients as `check_chain` does. The
         table gets a column with the result, and the notes say what is wrong.
       params: as in `check_chain`.
-      **options: consistent_rms, adaptive, per_head, partner: as in `optim.muon`.
+      consistent_rms, adaptive, per_head, split_fused, partner: as in `optim.muon`, for
+        optimizers of hidden matrices. The partner is a name, e.g. "lion".
 
     Returns:
       An `Explanation`: print it, or read `.rows[path]`.
@@ -299,6 +304,13 @@ Table 3
     Source: docs/rules.md derives every number.
     """
     point = resolve(scales)
+    options = {
+        "consistent_rms": consistent_rms,
+        "adaptive": adaptive,
+        "per_head": per_head,
+        "split_fused": split_fused,
+        "partner": partner,
+    }
     rows = {
         name: row
         for path, scale in scales.items()
@@ -330,11 +342,13 @@ def _rows(
     scale: ParamScale,
     point: Parametrization,
     optimizer: str,
-    muon_options: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> dict[str, Row]:
     """The row of a parameter, or those of its segments if they differ."""
+    fused = bool(scale.segments) and not options["split_fused"]
+    options = {**options, "whole": scale if fused else None}
     rows = {
-        label: _row(part, point, optimizer, muon_options)
+        label: _row(part, point, optimizer, options)
         for label, part in zip(scale.labels, scale.parts, strict=True)
     }
     numbers = [

@@ -123,6 +123,22 @@ def widened(fan_in: int, fan_out: int) -> float:
     return math.sqrt(max(1.0, fan_out / fan_in))
 
 
+def shape_of(optimizer: str, *, consistent: bool) -> Callable[[int, int], float]:
+    """The shape factor of an optimizer, as a function of fan-in and fan-out.
+
+    Args:
+      optimizer: its name.
+      consistent: whether it is that of `consistent_rms` of `optax.contrib.muon`.
+
+    Examples:
+      >>> [shape_of("muon", consistent=rms)(4, 16) for rms in (False, True)]
+      [2.0, 4.0]
+    """
+    if consistent:
+        return lambda fan_in, fan_out: math.sqrt(max(fan_in, fan_out))
+    return RECIPES[optimizer].shape
+
+
 _ADAMS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop")
 # A new optimizer is a row here, a name in `OptimizerName`, and its function.
 RECIPES = {
@@ -134,10 +150,10 @@ RECIPES = {
     "lamb": Recipe(Family.RELATIVE, eps=1, decay="update"),
     "adafactor": Recipe(Family.RELATIVE, eps=2, decay="step"),
     "muon": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
-    "soap": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
+    "soap": Recipe(Family.SPECTRAL, eps=1, partner="adamw", shape=widened),
     "shampoo": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
     "scion": Recipe(Family.SPECTRAL, partner="sign", shape=lambda n, m: (m / n) ** 0.5),
-    "adam_h": Recipe(Family.SPHERE, partner="adamw"),
+    "adam_h": Recipe(Family.SPHERE, eps=1, partner="adamw"),
     # Singular values of one in a matrix of the weight's norm.
     "muon_h": Recipe(Family.SPHERE, partner="adamw", shape=lambda *n: min(n) ** -0.5),
 }

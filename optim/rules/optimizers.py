@@ -1,10 +1,9 @@
 """The rule of one parameter under an optimizer: its family's, and what differs."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .multipliers import RECIPES, Family, family_of, joined, multipliers
+from .multipliers import RECIPES, Family, family_of, joined, multipliers, shape_of
 from .parametrizations import Parametrization
 from .roles import ParamScale, Role
 
@@ -33,8 +32,10 @@ def optimizer_rule(
     *,
     partner: str | None = None,
     per_head: bool = False,
+    split_fused: bool = True,
     consistent_rms: float | None = None,
     adaptive: bool = False,
+    whole: ParamScale | None = None,
 ) -> Rule:
     """The rule of one parameter under an optimizer or a family.
 
@@ -49,7 +50,8 @@ def optimizer_rule(
       scale: the parameter's role and ratios.
       point: the parametrization.
       partner: the optimizer of all parameters but hidden matrices, if not its own.
-      per_head, consistent_rms, adaptive: as in `muon`.
+      per_head, split_fused, consistent_rms, adaptive: as in `muon`.
+      whole: the fused kernel of a segment that is not split.
 
     Raises:
       ValueError: the name is unknown.
@@ -69,6 +71,7 @@ def optimizer_rule(
                 per_head=per_head,
                 consistent_rms=consistent_rms,
                 adaptive=adaptive,
+                whole=None if split_fused else scale,
             )
             for segment in scale.segments
         ]
@@ -80,13 +83,12 @@ def optimizer_rule(
     rule = multipliers(scale, point, name)
     rate = rule.learning_rate
     if recipe.partner and point.scaled:
-        shape: Callable[[int, int], float] = recipe.shape
-        if consistent_rms is not None:
-            shape = lambda fan_in, fan_out: math.sqrt(max(fan_in, fan_out))  # noqa: E731
-        both = scale.in_axes, scale.out_axes
+        shape = shape_of(name, consistent=consistent_rms is not None)
+        matrix = whole or scale
+        both = matrix.in_axes, matrix.out_axes
         small, large = (
             shape(*(math.prod(sizes[a] for a in axes) for axes in both))
-            for sizes in (scale.base_shape, scale.shape)
+            for sizes in (matrix.base_shape, matrix.shape)
         )
         if adaptive:
             rate /= math.prod(scale.shape) / math.prod(scale.base_shape)
