@@ -9,7 +9,13 @@ from mupax import optim
 from ..checks import number, one_of
 from ..errors import UserError, nearest
 
-OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon", "adafactor", "lamb")
+# Not adam_h and muon_h: a run draws its weights in a compiled program, where `init` does
+# not see that queries start at zero. Not schedule_free: it has weights of its own for
+# evaluation.
+OPTIMIZERS = (
+    *("sgd", "adam", "adamw", "lion", "adafactor", "lamb"),
+    *("muon", "scion", "soap", "shampoo"),
+)
 
 _DECAY, _SIZE = number(0, 1, below=True), number(0)
 # The hyperparameters of optimizers that a sweep can tune, with their checks.
@@ -23,6 +29,8 @@ RANGES = {
     "adam_b1": _DECAY,
     "adam_b2": _DECAY,
     "adam_weight_decay": _SIZE,
+    "shampoo_beta": _DECAY,
+    "partner_weight_decay": _SIZE,
 }
 
 

@@ -252,13 +252,15 @@ def scale_by_kronecker(
 
     def init(params: optax.Params) -> KroneckerState:
         def zeros(gram: Callable[[jax.Array], jax.Array]) -> Any:
-            return map_with_paths(
-                # A placeholder of optax.tree.map_params stays.
-                lambda path, x: (
-                    jnp.zeros_like(gram(blocked(path, x))) if path in scales else x
-                ),
-                params,
-            )
+            def zero(path: str, x: jax.Array) -> jax.Array:
+                if path not in scales:  # a placeholder of optax.tree.map_params
+                    return x
+                made = jax.eval_shape(lambda x: gram(blocked(path, x)), x)
+                if made.shape == x.shape:  # takes over the sharding
+                    return jnp.zeros_like(x, made.dtype)
+                return jnp.zeros(made.shape, made.dtype)
+
+            return map_with_paths(zero, params)
 
         return KroneckerState(
             jnp.zeros([], jnp.int32),
