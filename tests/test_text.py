@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import resource
 import sys
 
 import hypothesis
@@ -258,6 +259,29 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error_that_names_it(song):
     path.write_bytes(whole[:100])
     batches = dataset.train(4, 0)
     with pytest.raises(UserError, match=f"{path} became shorter .* to resume"):
+        list(itertools.islice(batches, 10))
+    batches.close()
+
+
+def test_a_directory_may_have_more_texts_than_a_process_may_open(tmp_path):
+    for i in range(99):
+        (tmp_path / f"{i}.txt").write_text(SONG)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 50, hard))
+    try:
+        batches = open_song(tmp_path).train(64, 0)
+        assert len(list(itertools.islice(batches, 10))) == 10
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    batches.close()
+
+
+def test_a_text_that_is_deleted_while_it_is_read_is_an_error_that_names_it(song):
+    batches = open_song(song).train(4, 0)
+    pathlib.Path(song).unlink()
+    with pytest.raises(UserError, match=f"{song} cannot be read: No such file"):
         list(itertools.islice(batches, 10))
     batches.close()
 

@@ -5,9 +5,8 @@ import dataclasses
 import functools
 import os
 import pathlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,29 +28,29 @@ class Bytes:
     """The bytes of a file, which are read when they are taken.
 
     Not a memory map: if the file were truncated, it would end the process by SIGBUS.
+    Nor an open file: a directory may have more of them than a process may open.
     """
 
     def __init__(self, path: pathlib.Path):
-        """Open a file; its size must not shrink."""
-        self._path, self._file = path, os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
-        self._size = os.fstat(self._file).st_size
+        """The file must not change."""
+        self._path, self._size = path, path.stat().st_size
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, part: slice) -> np.ndarray:
         start, stop, _ = part.indices(self._size)
-        content = os.pread(self._file, stop - start, start)
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                content = os.pread(file.fileno(), stop - start, start)
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be read: {reason(error)}") from error
         if len(content) < stop - start:
             raise UserError(
                 f"{self._path} became shorter while it was open; restore it, and run "
                 "the same command to resume"
             )
         return np.frombuffer(content, np.uint8)
-
-    def __reduce__(self) -> Any:  # for worker processes
-        return Bytes, (self._path,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
