@@ -856,6 +856,12 @@ def _kronecker(
     """SOAP and Shampoo; see `scale_by_kronecker` for moments and blocks."""
     memory = scales.training.beta
     shampoo_beta, frequency, block_size = blocks
+    for key, size in (
+        ("precondition_frequency", frequency),
+        ("block_size", block_size),
+    ):
+        if size is not None and size < 1:
+            raise ValueError(f"{key}={size} must be at least 1")
     b1, b2 = memory(moments["b1"]), memory(moments["b2"])
 
     def precondition(scales: Scales) -> Transform:
