@@ -15,4 +15,4 @@ def test_an_editor_completes_every_parametrization():
 
 
 def test_an_editor_completes_every_optimizer():
-    assert set(names(multipliers.OptimizerName)) == set(multipliers._FAMILIES)
+    assert set(names(multipliers.OptimizerName)) == set(multipliers.RECIPES)
