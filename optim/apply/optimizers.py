@@ -900,9 +900,9 @@ def scion(
 
     The average of gradients becomes (fan_out/fan_in)^½ U Vᵀ for hidden matrices, and
     its sign for all other parameters, times 1/m_in for readouts. In these norms the
-    learning rate is the same at every width. The paper's radii are learning rates of
-    groups (`for_modules`, or `sign_learning_rate`); constrained Scion has the weight
-    decay 1/radius.
+    learning rate is the same at every width (with `per_head`: if the number of heads
+    stays). The paper's radii are learning rates of groups (`for_modules`, or
+    `sign_learning_rate`); constrained Scion has the weight decay 1/radius.
 
     Args:
       learning_rate: that of the base model, a number or a schedule.
