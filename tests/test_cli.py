@@ -1,6 +1,5 @@
 """The command line: the main job on a toy, and every kind of bad input."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -232,13 +231,6 @@ def test_a_value_that_cannot_end_well_is_refused(
     )
     assert said in message
     assert not run.exists()
-
-
-def test_a_sweep_says_that_trackers_log_trainings(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)  # is installed
-    run, flag = f"--workdir={tmp_path}", "--config.wandb=mine"
-    message = refused(capsys, "sweep", *TOY, run, flag)
-    assert message.endswith("remove --config.wandb\n")
 
 
 def test_a_dataset_that_is_not_there_says_how_to_get_it(capsys, tmp_path):
