@@ -373,29 +373,16 @@ def _basis(
 def _roots(
     square: jax.Array, old: jax.Array, *, eps: Any, first: bool = False
 ) -> jax.Array:
-    """The inverse fourth root of L + eps ‖L‖, by a coupled Newton iteration.
-
-    It needs only products. In `optim.check_chain`, LAPACK's eigenvectors do not return.
-
-    Source: Guo & Higham 2006 (SIAM J. Matrix Anal. Appl. 28), eq. 3.5.
-    """
+    """The inverse fourth root of L + eps ‖L‖; the identity of a gradient of zero."""
     del old, first
-    largest = spectral_norm(square)
-    largest = jnp.where(largest == 0, 1, largest)
-    eye = jnp.eye(square.shape[-1], dtype=square.dtype)[None]
-    # Eigenvalues of up to 5/2, from where the iteration converges to one.
-    scale = 5 / (2 * (1 + eps))
+    square = jnp.where(
+        (square == 0).all((1, 2), keepdims=True), jnp.eye(*square.shape[1:]), square
+    )
 
-    def step(_: int, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        root, rest = pair
-        factor = 1.25 * eye - rest / 4
-        twice = factor @ factor
-        return root @ factor, twice @ twice @ rest
+    def root(x: jax.Array) -> jax.Array:
+        return optax.matrix_inverse_pth_root(x, 4, ridge_epsilon=eps)[0]
 
-    start = jnp.broadcast_to(eye * scale**0.25, square.shape)
-    pair = start, scale * (square / largest + eps * eye)
-    root: jax.Array = jax.lax.fori_loop(0, 40, step, pair)[0]
-    return root * largest**-0.25
+    return jax.vmap(root)(square)
 
 
 # --- weights on a sphere ---
