@@ -375,14 +375,13 @@ def _roots(
 ) -> jax.Array:
     """The inverse fourth root of L + eps ‖L‖; the identity of a gradient of zero."""
     del old, first
-    square = jnp.where(
-        (square == 0).all((1, 2), keepdims=True), jnp.eye(*square.shape[1:]), square
-    )
+    is_zero = (square == 0).all((1, 2), keepdims=True)
 
     def root(x: jax.Array) -> jax.Array:
-        return optax.matrix_inverse_pth_root(x, 4, ridge_epsilon=eps)[0]
+        power: jax.Array = optax.matrix_inverse_pth_root(x, 4, ridge_epsilon=eps)[0]
+        return power
 
-    return jax.vmap(root)(square)
+    return jax.vmap(root)(jnp.where(is_zero, jnp.eye(square.shape[-1]), square))
 
 
 # --- weights on a sphere ---
