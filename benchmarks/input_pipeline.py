@@ -43,7 +43,10 @@ CASES: dict[str, tuple[tuple[str, ...], Models]] = {
             "vit_tiny_patch4_32": {},
         },
     ),
-    "tiny_imagenet": (data.augment.PAPER_IMAGENET, {"vit_tiny_patch8_64": {}}),
+    "images:tiny-imagenet-200/train": (
+        data.augment.PAPER_IMAGENET,
+        {"vit_tiny_patch8_64": {}},
+    ),
     "digits": ((), {"resmlp": {"width": 64, "depth": 8}}),
 }
 

@@ -1,8 +1,10 @@
 """A ViT on Tiny-ImageNet: 64 x 64 pixels, 200 classes, patches of 8 x 8.
 
-    mupax train --config tiny_imagenet_vit --config.data_dir=DIR
+    mupax train --config tiny_imagenet_vit
 
-Result on a fifth of the training images, with --config.batch_size=32
+reads the folder tiny-imagenet-200 of http://cs231n.stanford.edu/tiny-imagenet-200.zip
+(ImageNet's terms: research and education only), and tests on a tenth of its training
+images. Result on a fifth of the training images, with --config.batch_size=32
 --config.steps=60 --config.schedule.warmup=10: 1.65 % test accuracy (chance is 0.5 %).
 We have not trained it to the end, which takes hours on 2 cores.
 """
@@ -15,7 +17,7 @@ from mupax.experiments.run.config import defaults
 def get_config() -> ConfigDict:
     """The config."""
     c = defaults()
-    c.dataset = "tiny_imagenet"
+    c.dataset = "images:tiny-imagenet-200/train"
     c.stand_in = "fake:64x64x3:200"
     c.data = ConfigDict({"image_size": 64})
     c.augment = ("random_resized_crop", "flip")

@@ -296,7 +296,7 @@ VIT: Sizes = {
     | _SEEDS_3
     | _grid("2**[-12.5:-7.5:0.5]", depths="(2,8)"),
     "paper": {
-        "dataset": "tiny_imagenet",
+        "dataset": "images:tiny-imagenet-200/train",
         "augment": "('random_resized_crop', 'flip')",
         "batch_size": "64",
         "schedule.warmup": "1000",

@@ -3,10 +3,8 @@
 import io
 import itertools
 import json
-import os
 import subprocess
 import sys
-import zipfile
 
 import hypothesis
 import jax
@@ -19,13 +17,7 @@ from PIL import Image
 
 from mupax.experiments import data
 from mupax.experiments.data import pipeline
-from mupax.experiments.data import tiny_imagenet as tiny
 from mupax.experiments.errors import UserError
-
-needs_tfds = pytest.mark.skipif(
-    "TFDS_DATA_DIR" not in os.environ,
-    reason="TFDS_DATA_DIR is not set: there are no prepared datasets to read",
-)
 
 PHOTOS = 60  # in the training split; 20 in the test split
 
@@ -424,7 +416,6 @@ def test_a_broken_image_is_named_and_not_passed_over(tmp_path):
             r"no dataset 'imagenet_2012'; did you mean 'imagenet2012'",
         ),
         ("imagenet2012", {}, r"download_and_prepare.*ILSVRC2012_img_train\.tar"),
-        ("tiny_imagenet", {}, r"cs231n.*data\.tiny_imagenet tiny-imagenet-200\.zip"),
         ("svhn_cropped", {}, r"svhn_cropped.*download_and_prepare"),
     ],
 )
@@ -507,65 +498,3 @@ def test_a_split_without_labels_is_named_with_the_labelled_ones(tmp_path):
 
 
 # --- Tiny ImageNet.
-
-
-def archive(path):
-    """Three classes of Tiny ImageNet's archive, in its layout."""
-    names = ["n03", "n01", "n02"]
-    with zipfile.ZipFile(path, "w") as out:
-        out.writestr("tiny-imagenet-200/wnids.txt", "\n".join(names) + "\n")
-        rows = []
-        for k in range(6):
-            image = jpeg(photo(k, (64, 64), grey=k == 4)).getvalue()
-            folder = f"tiny-imagenet-200/train/{names[k % 3]}/images"
-            out.writestr(f"{folder}/{names[k % 3]}_{k}.JPEG", image)
-            out.writestr(f"tiny-imagenet-200/val/images/val_{k}.JPEG", image)
-            rows.append(f"val_{k}.JPEG\t{names[k % 3]}\t0\t0\t63\t63\n")
-        out.writestr("tiny-imagenet-200/val/val_annotations.txt", "".join(rows))
-
-
-def test_tiny_imagenet_is_prepared_by_the_command_of_the_message(tmp_path):
-    zipped = tmp_path / "tiny-imagenet-200.zip"
-    archive(zipped)
-    assert tiny.main(["tiny_imagenet", str(zipped), str(tmp_path / "tfds")]) == 0
-    dataset = data.open_dataset("tiny_imagenet", tmp_path / "tfds")
-    sizes = dataset.train_size, dataset.test_size, dataset.out_features
-    assert (sizes, dataset.input_shape) == ((6, 6, 3), (64, 64, 3))
-    batch = next(dataset.test(6))
-    label_of = dict(
-        zip(map(bytes, batch["image"]), batch["label"].tolist(), strict=True)
-    )
-    for k in range(6):
-        image = Image.open(jpeg(photo(k, (64, 64), grey=k == 4))).convert("RGB")
-        assert label_of[np.asarray(image).tobytes()] == k % 3
-
-
-def test_what_is_no_such_archive_is_said_to_be(tmp_path, capsys):
-    other = tmp_path / "other.zip"
-    with zipfile.ZipFile(other, "w") as out:
-        out.writestr("readme.txt", "")
-    (tmp_path / "no.zip").write_bytes(b"no")
-    for path in (tmp_path / "none.zip", tmp_path / "no.zip", other):
-        with pytest.raises(UserError, match=r"not the Tiny ImageNet archive.*cs231n"):
-            tiny.prepare_tiny_imagenet(path, tmp_path / "tfds")
-    assert tiny.main(["tiny_imagenet"]) == 2
-    assert "tiny-imagenet-200.zip" in capsys.readouterr().err
-
-
-# --- Real data.
-
-
-@needs_tfds
-def test_tiny_imagenet_is_read_grey_images_included():
-    dataset = data.open_dataset("tiny_imagenet", augment=data.augment.PAPER_IMAGENET)
-    assert dataset.input_shape == (64, 64, 3)
-    assert dataset.out_features == 200
-    iterator = dataset.train(256, 0)
-    for batch in take(iterator, 3):
-        assert batch["image"].shape == (256, 64, 64, 3)
-    batch = next(dataset.test(512))
-    grey = (np.ptp(batch["image"], axis=-1) == 0).all((1, 2))
-    assert 0 < grey.sum() < 40
-    out = dataset.normalize(batch)["image"]
-    assert abs(out.mean()) < 0.3
-    assert abs(out.std() - 1) < 0.3

@@ -60,7 +60,6 @@ ENTRY_POINTS = (
     "run.commands.run",
     "run.commands.evaluate",
     "run.commands.explain",
-    "sweep.export.study",
     "sweep.command.run",
     "sweep.search.run",
     "transfer.run",
@@ -85,9 +84,6 @@ def called_with(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "mupax.experiments.run.bucket.opened",
         lambda folder, **_: contextlib.nullcontext(pathlib.Path(folder)),
-    )
-    monkeypatch.setattr(
-        "mupax.experiments.sweep.export.read_results", lambda folder: []
     )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text((ROOT / "configs" / "digits.py").read_text())

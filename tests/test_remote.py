@@ -296,9 +296,7 @@ def test_emulators_are_read(tmp_path, monkeypatch, kind):
             remote.local(f"{address}/none")
 
 
-def test_secrets_of_addresses_are_neither_written_nor_printed(
-    bucket, tmp_path, capsys, monkeypatch
-):
+def test_secrets_of_addresses_are_neither_written_nor_printed(bucket, tmp_path, capsys):
     # The path in this file system contains the user.
     bucket.pipe(
         "/me:PASSWORD@b/song.txt?sig=SIGNED", b"green bottles on the wall; " * 9
@@ -316,10 +314,6 @@ def test_secrets_of_addresses_are_neither_written_nor_printed(
     assert cli.main([*newer, f"--workdir={run}"]) == 0
     assert cli.main([*words, "--config.steps=2", f"--workdir={run}"]) == 2
     assert cli.main([*words, "--workdir=s3:/LOGIN:PASS/WORD@b?x=SIGNED"]) == 2
-    monkeypatch.setattr("mupax.experiments.sweep.export.read_results", lambda _: [])
-    monkeypatch.setattr("mupax.experiments.sweep.export.study", lambda *_, **__: None)
-    storage = "--optuna=postgresql://u:PASSWORD@host/db"
-    assert cli.main(["mupax", "export", "--workdir=x", storage]) == 0
     shown = capsys.readouterr()
     assert "leave them out, and run `aws configure`" in shown.err
     files = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}

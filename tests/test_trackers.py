@@ -2,19 +2,15 @@
 
 import errno
 import math
-import os
 import sys
 import types
 
-import numpy as np
 import pytest
 
-from mupax.experiments import cli
 from mupax.experiments.cli import flags
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.trackers import open_trackers
-from mupax.experiments.sweep import command, export, search
-from mupax.experiments.sweep.results import Population
+from mupax.experiments.sweep import command, search
 
 
 class FakeRun:
@@ -187,73 +183,3 @@ def test_mlflow_continues_a_run(tmp_path, monkeypatch):
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 0.5)]
     assert all(m.timestamp > 1_700_000_000_000 for m in history)  # ms since 1970
-
-
-# ----- Exports.
-
-
-def population():
-    loss = np.array([[0.5, np.nan], [0.6, 3.0]])
-    axes = {"learning_rate": [0.1, 0.2]}
-    curves = np.stack([loss + 1, loss], -1)
-    return Population("mup-w8", "mup", 8, 2, {"b": "x"}, axes, loss, curves, 1.0)
-
-
-def test_results_are_read_back_from_the_table(tmp_path):
-    from mupax.experiments.sweep.results import table
-
-    (tmp_path / "results.csv").write_text(table([population()]))
-    assert export.read_results(tmp_path) == list(population().rows())
-    for wrong in ("a,b\n1,2\n", "parametrization,loss,seed\nmup,1,2,3\n"):
-        (tmp_path / "results.csv").write_text(wrong)
-        with pytest.raises(UserError, match="is not a table of runs"):
-            export.read_results(tmp_path)
-    (tmp_path / "results.csv").unlink()
-    os.mkfifo(tmp_path / "results.csv")
-    with pytest.raises(UserError, match="it is not a regular file"):
-        export.read_results(tmp_path)
-
-
-def test_the_command_says_what_is_missing(capsys, tmp_path):
-    assert cli.main(["mupax", "export", f"--workdir={tmp_path}"]) == 2
-    assert "--optuna is missing" in capsys.readouterr().err
-    words = [f"--workdir={tmp_path}", "--optuna=sqlite:///x.db"]
-    assert cli.main(["mupax", "export", *words]) == 2
-    assert "name the run directory of a sweep" in capsys.readouterr().err
-
-
-def test_a_missing_extra_says_how_to_install_it(monkeypatch):
-    for name in ("pandas", "optuna"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=r"pip install '.\[pandas\]'"):
-        export.dataframe([])
-    with pytest.raises(UserError, match=r"pip install '.\[optuna\]'"):
-        export.study([])
-
-
-@pytest.mark.long
-def test_a_dataframe_has_a_row_for_each_run():
-    pytest.importorskip("pandas", reason="pandas is an extra")
-    frame = export.dataframe(population().rows())
-    assert list(frame.loss.isna()) == [False, True, False, False]
-    assert frame.loss.dtype == float
-    assert frame.groupby("learning_rate").loss.mean()[0.1] == pytest.approx(0.55)
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_a_study_has_a_trial_for_each_run(tmp_path, capsys):
-    optuna = pytest.importorskip("optuna", reason="optuna is an extra")
-    from mupax.experiments.sweep.results import table
-
-    (tmp_path / "results.csv").write_text(table([population()]))
-    storage = f"sqlite:///{tmp_path}/sweep.db"
-    words = ["export", f"--workdir={tmp_path}", f"--optuna={storage}"]
-    assert cli.main(["mupax", *words]) == 0
-    study = optuna.load_study(study_name="mupax", storage=storage)
-    assert [t.value for t in study.trials] == [0.5, None, 0.6, 3.0]
-    assert study.best_trial.params == {"learning_rate": 0.1}
-    assert study.trials[1].state is optuna.trial.TrialState.FAIL
-    assert study.trials[2].user_attrs == {"seed": 1}
-    assert cli.main(["mupax", *words]) == 2
-    assert "has a study 'mupax'; give another name" in capsys.readouterr().err

@@ -5,8 +5,6 @@ A command imports what it calls when it runs, so that `--help` needs little.
 
 import sys
 
-from mupax.zoo.addresses import public
-
 from ..errors import visible
 from . import models as zoo_models
 from . import processes
@@ -325,39 +323,6 @@ def generate(given: Parsed) -> None:
 
     flags = given.flags
     generate.run(flags.pop("model"), flags.pop("prompt"), **flags)
-
-
-@command(
-    "export",
-    "copy the runs of a sweep into an Optuna study, for optuna-dashboard",
-    Flag(
-        "workdir",
-        "",
-        "run directory of a sweep or a transfer",
-        required="give the run directory of a sweep",
-    ),
-    Flag(
-        "optuna",
-        "",
-        "URL of the storage, e.g. sqlite:///sweep.db",
-        required="give a storage, e.g. --optuna=sqlite:///sweep.db",
-    ),
-    Flag("study", "mupax", "name of the new study"),
-    config=False,
-)
-def export(given: Parsed) -> None:
-    """Copy the runs, and say how to see them. Prints no secrets of the storage."""
-    from ..sweep import export
-
-    flags = given.flags
-    runs = export.read_results(flags["workdir"])
-    export.study(runs, name=flags["study"], storage=flags["optuna"])
-    storage = public(flags["optuna"])
-    print(f"{len(runs)} runs: study {flags['study']!r} in {storage}")
-    if storage == flags["optuna"]:
-        print(f"optuna-dashboard {storage} shows them")
-    else:
-        print("optuna-dashboard with the same storage shows them")
 
 
 @command(

@@ -29,7 +29,7 @@ _IMAGENET = (
     np.array([123.675, 116.28, 103.53], np.float32),
     np.array([58.395, 57.12, 57.375], np.float32),
 )
-_STATISTICS = {"imagenet2012": _IMAGENET, "tiny_imagenet": _IMAGENET}
+_STATISTICS = {"imagenet2012": _IMAGENET}
 
 # Evaluation keeps this central share of photographs of different sizes.
 _PHOTOGRAPH_CROP = 0.875
@@ -59,8 +59,8 @@ def open_dataset(
 
     Args:
       name: digits, digit_sums (pairs of digits and their sum), mnist, fashion_mnist
-        or cifar10 (kept in memory); imagenet2012, tiny_imagenet or another labelled
-        image dataset that TFDS prepared as ArrayRecord files; your own images,
+        or cifar10 (kept in memory); imagenet2012 or another labelled image
+        dataset that TFDS prepared as ArrayRecord files; your own images,
         "images:DIRECTORY", "npz:FILE" or a name of `register_dataset`; noise, e.g.
         "fake:224x224x3:1000" or "fake:CONTEXT:VOCABULARY"; or text, "text:FILE" or
         "text:DIRECTORY".
@@ -430,11 +430,7 @@ def _prepared(
 
 def _missing(name: str, places: Sequence[pathlib.Path]) -> str:
     """The error for a dataset that is not prepared, or that does not exist."""
-    known = [
-        *DATASETS,
-        "tiny_imagenet",
-        *prepared.names(),
-    ]
+    known = [*DATASETS, *prepared.names()]
     if name.split("/")[0].split(":")[0] in known:
         return prepared.how_to_prepare(name, places)
     return (

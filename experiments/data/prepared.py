@@ -112,11 +112,6 @@ def how_to_prepare(name: str, places: Sequence[Path]) -> str:
 
 def _command(name: str, target: str) -> str:
     """The command that prepares a dataset in the directory `target`."""
-    if name == "tiny_imagenet":
-        return (
-            "get http://cs231n.stanford.edu/tiny-imagenet-200.zip, then python -m "
-            f"mupax.experiments.data.tiny_imagenet tiny-imagenet-200.zip {target}"
-        )
     return (
         "where TensorFlow is installed (pip install tensorflow tensorflow-datasets "
         "importlib_resources), python -c "

@@ -11,7 +11,7 @@ import os
 import pathlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,16 +32,12 @@ from ..errors import UserError, nearest
 from ..memory import check as check_memory
 from ..report import sentences
 from ..run import bucket
-from . import engine, export, fingerprint, grids, optima
+from . import engine, fingerprint, grids, optima
 from .description import STORED, Description, train
 from .engine import Limits as Limits
 from .functions import KEY, FunctionTask
 from .results import Population, Sizes
 from .store import Store
-
-if TYPE_CHECKING:
-    import optuna
-    import pandas
 
 _RESERVED = ("key", "model", "width", "depth")
 
@@ -98,28 +94,14 @@ class Sweep:
                 best[name] = grids.value(name, optimum.log2_lr)
         return best
 
-    def to_dataframe(self) -> "pandas.DataFrame":
-        """Every run as a row of a pandas DataFrame; see `export.dataframe`.
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Every run as a dictionary, e.g. for `pandas.DataFrame`.
 
-        Raises:
-          UserError: pandas is not installed.
+        Its keys are parametrization, width, depth, the hyperparameters, seed and loss.
+        The loss of a run that diverged is None.
         """
-        return export.dataframe(self._runs())
-
-    def to_optuna(
-        self, *, name: str = "mupax", storage: str | None = None
-    ) -> "optuna.Study":
-        """Every run as a trial of an Optuna study; see `export.study`.
-
-        Args:
-          name: of the study.
-          storage: URL of a database, e.g. "sqlite:///sweep.db"; None: in memory.
-
-        Raises:
-          UserError: Optuna is not installed, or the storage has a study of this name
-            or cannot be used.
-        """
-        return export.study(self._runs(), name=name, storage=storage)
+        return [row for population in self.populations for row in population.rows()]
 
     def plot(self, name: str = "learning_rate") -> Figures:
         """Draw loss against a hyperparameter, a figure for each axis of size.
@@ -136,9 +118,6 @@ class Sweep:
         from ..report.page import sweep_figures  # imports Matplotlib
 
         return sweep_figures(self.data, name)
-
-    def _runs(self) -> list[dict[str, Any]]:
-        return [row for population in self.populations for row in population.rows()]
 
     def __repr__(self) -> str:
         lines = []
