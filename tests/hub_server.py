@@ -1,12 +1,9 @@
 """A local server with the part of the Hugging Face hub's HTTP interface for files."""
 
-import base64
 import contextlib
 import dataclasses
 import hashlib
 import http.server
-import json
-import re
 import threading
 from collections.abc import Iterator
 
@@ -26,9 +23,6 @@ class Hub:
       tokens: the token that a private repository asks for.
       large: suffixes of files in large storage, named by their SHA-256.
       requests: (method, path) of every request.
-      created: what was asked of each repository that was created.
-      commits: the repository of each commit that was uploaded.
-      readers: tokens that may read and not write.
       url: of the server.
     """
 
@@ -38,9 +32,6 @@ class Hub:
     gated: set[str] = dataclasses.field(default_factory=set)
     large: tuple[str, ...] = (".safetensors",)
     requests: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    created: dict[str, dict] = dataclasses.field(default_factory=dict)
-    commits: list[str] = dataclasses.field(default_factory=list)
-    readers: set[str] = dataclasses.field(default_factory=set)
     url: str = ""
 
     def put(self, repository: str, *, revision: str = "main", **files: bytes) -> None:
@@ -64,51 +55,6 @@ def serve() -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             self._answer(body=True)
-
-        def do_POST(self) -> None:
-            hub.requests.append(("POST", self.path))
-            length = int(self.headers.get("Content-Length") or 0)
-            body = self.rfile.read(length)
-            given = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-            if given in hub.readers:
-                return self._fail(403, "Forbidden")
-            if self.path == "/api/repos/create":
-                asked = json.loads(body)
-                owner = asked.get("organization") or "me"
-                name = f"{owner}/{asked['name']}"
-                hub.created[name] = asked
-                hub.revisions.setdefault((name, "main"), COMMIT)
-                return self._json({"url": f"{hub.url}/{name}"})
-            if self.path == "/api/validate-yaml":
-                return self._json({"errors": [], "warnings": []})
-            match = re.fullmatch(
-                r"/api/models/([^/]+/[^/]+)/(preupload|commit)/([^/?]+).*", self.path
-            )
-            assert match, self.path
-            name, action, revision = match.groups()
-            if (name, revision) not in hub.revisions:
-                return self._fail(404, "RevisionNotFound")
-            if action == "preupload":
-                files = [
-                    {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
-                    for f in json.loads(body)["files"]
-                ]
-                return self._json({"files": files})
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
-                    content = base64.b64decode(line["value"]["content"])
-                    hub.put(name, **{line["value"]["path"]: content})
-            hub.commits.append(name)
-            address = f"{hub.url}/{name}/commit/{COMMIT}"
-            return self._json({"commitUrl": address, "commitOid": COMMIT})
-
-        def _json(self, content: object) -> None:
-            body = json.dumps(content).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
         def log_message(self, *args: object) -> None:
             pass

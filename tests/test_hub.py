@@ -290,3 +290,23 @@ def test_a_repository_without_weights_says_so(hub, tmp_path):
 def test_a_config_with_values_of_the_wrong_type_is_one_sentence(config):
     with pytest.raises(ValueError, match=r"me/x"):
         identify(config, "me/x")
+
+
+def test_the_files_of_a_saved_model_are_read(hub, tmp_path):
+    sizes = {"input_shape": (2, 2, 1), "out_features": 3, "width": 4, "depth": 1}
+    model = zoo.create("resmlp", **sizes, rngs=nnx.Rngs(0))
+    folder = zoo.save(model, tmp_path / "saved")
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    names = (path.relative_to(folder).as_posix() for path in files)
+    content = dict(zip(names, (path.read_bytes() for path in files), strict=True))
+    hub.put("me/mine", **content)
+    again = zoo.load_pretrained("me/mine", cache_dir=tmp_path / "cache")
+    image = jnp.ones((1, 2, 2, 1))
+    np.testing.assert_array_equal(again(image), model(image))
+    for content, said in (
+        (b'{"../../escape": "0"}', r"lists '\.\./\.\./escape'"),
+        (b"[" * 100_000, "nested too deeply"),
+    ):
+        hub.put("me/mine", **{"checksums.json": content})
+        with pytest.raises(ValueError, match=said):
+            zoo.load_pretrained("me/mine", cache_dir=tmp_path / said[:6])

@@ -24,7 +24,6 @@ from .registry import create, list_models, reads_tokens
 from .sharding import RULES, batch_sharding, partition_specs, use_mesh
 from .weights.cards import Training
 from .weights.pretrained import list_pretrained, load_pretrained
-from .weights.publishing import push_to_hub
 from .weights.saving import save
 
 __all__ = [
@@ -55,7 +54,6 @@ __all__ = [
     "load_pretrained",
     "merge_lora",
     "partition_specs",
-    "push_to_hub",
     "reads_tokens",
     "save",
     "scales",

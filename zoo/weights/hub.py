@@ -1,4 +1,4 @@
-"""Download from and upload to the Hugging Face hub."""
+"""Download from the Hugging Face hub."""
 
 import dataclasses
 import os
@@ -151,45 +151,6 @@ def download_ours(
     for name in [*names, *inside]:
         download(source, name, options)
     return listed.parent
-
-
-def upload(
-    folder: pathlib.Path,
-    repository: str,
-    *,
-    private: bool,
-    revision: str | None,
-    token: str | bool | None,
-    message: str,
-) -> str:
-    """Upload the files of a directory as one commit, and return the commit's URL.
-
-    Raises:
-      ValueError: huggingface_hub is not installed, or the upload failed.
-    """
-    try:
-        import huggingface_hub
-    except ModuleNotFoundError:
-        raise ValueError(
-            "uploading needs huggingface_hub: pip install '.[hub]' in a clone of mupax"
-        ) from None
-    client = huggingface_hub.HfApi(endpoint=huggingface_hub.constants.ENDPOINT)
-    try:
-        client.create_repo(repository, private=private, token=token, exist_ok=True)
-        commit = client.upload_folder(
-            repo_id=repository,
-            folder_path=folder,
-            revision=revision,
-            token=token,
-            commit_message=message,
-        )
-    except Exception as error:  # the hub, the network and proxies raise theirs
-        raise ValueError(
-            f"{repository!r} cannot be uploaded ({_reason(error)}); check its name and "
-            "revision, pass a token that may write to it by `hf auth login`, HF_TOKEN "
-            "or token=..., and run the same call again"
-        ) from None
-    return str(commit.commit_url)
 
 
 def _reason(error: Exception) -> str:

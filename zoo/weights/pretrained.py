@@ -331,7 +331,7 @@ def _check_revision(revision: str | None, source: str | os.PathLike[str]) -> Non
 def _uploaded(
     source: str | os.PathLike[str], options: hub.HubOptions
 ) -> pathlib.Path | None:
-    """Download a repository that `push_to_hub` wrote; None for other repositories."""
+    """Download a repository of files of `zoo.save`; None for other repositories."""
     if not hub.is_id(source):
         return None
     config = hub.download(str(source), hub.CONFIG, options, optional=True)
