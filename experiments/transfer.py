@@ -8,7 +8,6 @@ and a report shows all results.
 import dataclasses
 import math
 import pathlib
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +65,6 @@ def run(
     target.check()  # before the sweep
     target.check_memory()
     with workdir.claim(directory, settings):
-        started = time.perf_counter()
         runs = sum(task.runs for task in base_tasks(parsed))
         parsed = tune(parsed, directory, console)
         sweep = space.described(parsed, command)
@@ -113,7 +111,6 @@ def run(
             "sweep": round(sum(p.seconds for p in populations), 1),
             "target": round(trained.seconds, 1),
             "baselines": round(sum(baseline.seconds for baseline in compared), 1),
-            "total": round(time.perf_counter() - started, 1),
         }
         summary["runs"] = runs + swept.runs
         summary["verdicts"] = swept.verdicts

@@ -10,6 +10,7 @@ from PIL import Image
 import mupax
 from mupax.experiments import data
 from mupax.experiments.errors import UserError
+from mupax.experiments.run import commands
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 256, (40, 6, 5), np.uint8)
@@ -309,12 +310,15 @@ def test_a_mistake_in_data_from_python_is_named(given, message):
         opened()
 
 
-def test_a_model_is_trained_on_data_from_python(tmp_path):
+def test_a_model_is_trained_on_data_from_python(tmp_path, monkeypatch):
     config = {"model": {"name": "mlp", "width": 8, "depth": 2}, "learning_rate": 0.1}
     config |= {"steps": 2, "batch_size": 8}
     splits = {"train": (X, Y), "test": (X, Y)}
     result = mupax.train(config, tmp_path / "run", data=splits)
-    again = mupax.train(config, tmp_path / "run", data=splits)
+    with monkeypatch.context() as patch:
+        patch.delattr(commands, "train")  # a finished run reads no weights
+        again = mupax.train(config, tmp_path / "run", data=splits)
+    assert again.curve == result.curve
     assert (result.resumed_from, again.test_loss) == (None, result.test_loss)
     with pytest.raises(UserError, match="examples of data have changed"):
         mupax.train(config, tmp_path / "run", data=splits | {"train": (X[::-1], Y)})

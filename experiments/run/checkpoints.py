@@ -336,14 +336,19 @@ def read_weights(
                 ),
             )
         weights_and_rest = _with_keys(weights_and_rest, like)
-        text = (checkpoint / "progress" / "metadata").read_bytes()
-        _check_sums(weights_and_rest, io.parse_sealed(text, required=True))
+        _check_sums(weights_and_rest, read_progress(checkpoint))
     except Exception as error:  # see Checkpoints.restore
         raise UserError(
             f"{checkpoint} does not hold weights of this model ({reason(error)}); give "
             "the directory of one step, e.g. target/checkpoints/600."
         ) from error
     return weights_and_rest[weights], weights_and_rest["rest"]
+
+
+def read_progress(checkpoint: pathlib.Path) -> dict[str, Any]:
+    """The keys "progress" and "checksums" of a checkpoint; raises `io.Damaged`."""
+    text = (checkpoint / "progress" / "metadata").read_bytes()
+    return io.parse_sealed(text, required=True)
 
 
 def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,13 +22,13 @@ from ..data import Dataset, Prefetched
 from ..errors import Diverged, Stopped, UserError
 from . import bucket, collectives
 from . import workdir as workdirs
-from .checkpoints import Checkpoints, open_checkpoints
+from .checkpoints import Checkpoints, open_checkpoints, read_progress
 from .evaluate import means, place_batch, tester
 from .gathered import Gathered, open_gathered
 from .loss import Batch
 from .mesh import batch_share, check_batch, put, replicated
 from .program import Program
-from .records import Records, Sink, curve_of, evals_of
+from .records import Records, Sink, curve_of, evals_of, read
 from .step import State
 from .stopping import stop_requests
 
@@ -150,11 +150,7 @@ def train(
 
     # ----- Checks before anything is written.
     check(options, program, dataset)
-    keys = ("batch_size", "steps", "seed", "eval_every")
-    claimed = {key: getattr(options, key) for key in keys}
-    claimed |= {"settings": settings or {}, "dataset": dataset.name}
-    if jax.process_index() == 0:
-        claimed["contents"] = dataset.fingerprint
+    claimed = _identity(options, dataset, settings)
     with _claimed(workdir, claimed) as shared, stop_requests() as stop_now:
         # ----- State: initialized on the mesh, or copied to it.
         if create is None:
@@ -211,7 +207,68 @@ def train(
                 loop.stop_tracing()
                 feed.close()
                 records.close()
-        return loop.result(resumed_from), state
+        last = checkpoints.path(options.steps)
+        return _result(options, records.lines, progress, last, resumed_from), state
+
+
+def finished(
+    dataset: Dataset,
+    options: LoopOptions,
+    *,
+    workdir: pathlib.Path,
+    settings: dict[str, Any] | None = None,
+) -> TrainResult | None:
+    """The result of a run that has ended, from its records: no weights are read.
+
+    Arguments and errors are those of `train`. None if the run has not ended, if a part
+    of its records is missing or damaged, or with several processes.
+    """
+    last = workdir / "checkpoints" / str(options.steps)
+    if jax.process_count() > 1 or not last.is_dir():
+        return None
+    with workdirs.claim(workdir, _identity(options, dataset, settings)):
+        try:
+            progress = _Progress(**read_progress(last)["progress"]["progress"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        lines = read(workdir)
+    if len(lines) != progress.lines or not any("test_loss" in x for x in lines):
+        return None
+    return _result(options, lines, progress, last.absolute(), options.steps)
+
+
+def _identity(
+    options: LoopOptions, dataset: Dataset, settings: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What decides the result of a run, as its directory stores it."""
+    keys = ("batch_size", "steps", "seed", "eval_every")
+    claimed = {key: getattr(options, key) for key in keys}
+    claimed |= {"settings": settings or {}, "dataset": dataset.name}
+    if jax.process_index() == 0:
+        claimed["contents"] = dataset.fingerprint
+    return claimed
+
+
+def _result(
+    options: LoopOptions,
+    lines: Sequence[dict[str, Any]],
+    progress: _Progress,
+    checkpoint: pathlib.Path,
+    resumed_from: int | None,
+) -> TrainResult:
+    """The result of a run whose records have these lines."""
+    curve, evals = curve_of(lines), evals_of(lines)
+    last = [loss for step, loss in curve if step > options.steps - _AVERAGED]
+    return TrainResult(
+        train_loss=float(np.mean(last or progress.losses or [math.nan])),
+        test_loss=evals[-1][1],
+        test_accuracy=evals[-1][2],
+        curve=curve,
+        evals=evals,
+        checkpoint=checkpoint,
+        resumed_from=resumed_from,
+        seconds=progress.seconds,
+    )
 
 
 @dataclasses.dataclass
@@ -264,20 +321,6 @@ class _Loop:
                 self.checkpoints.wait()
                 raise Stopped(step)
         return state
-
-    def result(self, resumed_from: int | None) -> TrainResult:
-        curve, evals = curve_of(self.records.lines), evals_of(self.records.lines)
-        last = [loss for step, loss in curve if step > self.options.steps - _AVERAGED]
-        return TrainResult(
-            train_loss=float(np.mean(last or self.progress.losses or [math.nan])),
-            test_loss=evals[-1][1],
-            test_accuracy=evals[-1][2],
-            curve=curve,
-            evals=evals,
-            checkpoint=self.checkpoints.path(self.options.steps),
-            resumed_from=resumed_from,
-            seconds=self.progress.seconds,
-        )
 
     def _tester(self) -> Callable[[State], Float[Array, " 3"]]:
         # Training has shown that batches of this size fit into memory.
