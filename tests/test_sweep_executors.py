@@ -16,10 +16,11 @@ import numpy as np
 import psutil
 import pytest
 import sweep_toys
+import toy_config
 
 from mupax.experiments import cli, io, memory
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import engine, executors
+from mupax.experiments.sweep import command, engine, executors
 from mupax.experiments.sweep.description import writing
 from mupax.experiments.sweep.store import Record, Store
 
@@ -145,6 +146,23 @@ def test_tasks_that_fail_and_are_cancelled_at_once_are_told_apart(tmp_path):
 
     with pytest.raises((ValueError, concurrent.futures.CancelledError)):
         executors.run_all(TASKS, None, tmp_path, engine.Limits(), Pool())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"executor": "dask", "scheduler": "tpc://host:1"}, "--scheduler=tpc://host:1"),
+        ({"executor": "slurm"}, "srun"),
+        ({"scheduler": "tcp://host:1"}, "add --executor=dask"),
+    ],
+)
+def test_an_executor_that_cannot_be_used_leaves_no_run(tmp_path, flags, said):
+    """And no stored settings, which another config would contradict."""
+    pytest.importorskip("distributed")
+    pytest.importorskip("submitit")
+    with pytest.raises(UserError, match=said):
+        command.run(toy_config.get_config(), tmp_path / "run", [], **flags)
+    assert not (tmp_path / "run").exists()
 
 
 def deadly(task, folder):

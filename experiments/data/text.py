@@ -32,25 +32,31 @@ class Bytes:
     """
 
     def __init__(self, path: pathlib.Path):
-        """The file must not change."""
-        self._path, self._size = path, path.stat().st_size
+        """The file must not change: reading raises an error if it did."""
+        self._path, self._known = path, _version(path.stat())
 
     def __len__(self) -> int:
-        return self._size
+        return self._known[0]
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        start, stop, _ = part.indices(self._size)
+        start, stop, _ = part.indices(len(self))
         try:
             with self._path.open("rb", buffering=0) as file:
                 content = os.pread(file.fileno(), stop - start, start)
+                version = _version(os.fstat(file.fileno()))
         except OSError as error:
             raise UserError(f"{self._path} cannot be read: {reason(error)}") from error
-        if len(content) < stop - start:
+        if version != self._known:
             raise UserError(
-                f"{self._path} became shorter while it was open; restore it, and run "
-                "the same command to resume"
+                f"{self._path} was changed while it was open; restore it, and run the "
+                "same command to resume"
             )
         return np.frombuffer(content, np.uint8)
+
+
+def _version(status: os.stat_result) -> tuple[int, int]:
+    """Size, and time of the last change, of a file."""
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

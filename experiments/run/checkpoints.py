@@ -130,12 +130,14 @@ class Checkpoints:
                 good = self.latest()
             last = f"the last one is of step {good}"
             kept = "there is none" if good is None else last
-            full = _full(error)
-            # Other errors pass with time, e.g. after the clock was set.
-            remedy = "Make room, and run" if full else "Run"
+            why, remedy = reason(error), "Run"
+            if full := _full(error):
+                why, remedy = full, "Make room, and run"
+            elif isinstance(error, TimeoutError):  # Orbax asks the system's clock
+                why = "writing took longer than 20 minutes, or the clock was set"
             raise UserError(
                 f"A checkpoint could not be written to {self._manager.directory} "
-                f"({full or reason(error)}; {kept}). {remedy} the same command again."
+                f"({why}; {kept}). {remedy} the same command again."
             ) from error
 
     def restore(self, like: Any) -> Restored | None:

@@ -58,7 +58,7 @@ def run(
     console = rich.console.Console()
     space.check_untracked(config, "report.html and results.csv")
     parsed = space.parse_sweep(config)
-    executors.check_name(executor)
+    executors.check_name(executor, scheduler)
     if workers < 1:
         raise UserError(f"--workers={workers} must be at least 1")
     share = parsed.limits.share / (1 if executor in ("here", "slurm") else workers)
@@ -73,8 +73,8 @@ def run(
         cost.show(tasks, tasks[0].dataset(), console)
         return None
     with (
-        workdir.claim(directory, settings, free=_FREE),
         executors.opened(executor, workers, directory, scheduler) as pool,
+        workdir.claim(directory, settings, free=_FREE),
     ):
         parsed = tune(parsed, directory, console, pool)
         sweep = space.described(parsed, command)

@@ -272,7 +272,13 @@ def opened(
             yield client.get_executor()
     else:
         submitit = import_extra("submitit", "slurm", "--executor=slurm")
-        jobs = submitit.AutoExecutor(folder / "slurm", cluster="slurm")
+        try:
+            jobs = submitit.AutoExecutor(folder / "slurm", cluster="slurm")
+        except RuntimeError as error:
+            raise UserError(
+                f"--executor=slurm cannot be used: {reason(error)}; run it on a login "
+                "node of the cluster"
+            ) from None
         jobs.update_parameters(timeout_min=24 * 60, slurm_array_parallelism=workers)
         yield _Futures(jobs)
 
@@ -289,12 +295,17 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def check_name(name: str) -> None:
-    """Raise UserError for an unknown name of an executor."""
+def check_name(name: str, address: str | None = None) -> None:
+    """Raise UserError for an unknown executor, or an address that is not used."""
     if name not in NAMES:
         raise UserError(
             f"--executor={name!r} must be one of {', '.join(NAMES)}"
             f"{nearest(name, NAMES)}"
+        )
+    if address is not None and name != "dask":
+        raise UserError(
+            f"--scheduler has no effect with --executor={name}; add --executor=dask, "
+            "or leave it out"
         )
 
 
