@@ -332,12 +332,16 @@ if __name__ == "__main__":
 def test_workers_end_with_the_process_that_opened_them(number, tmp_path):
     script = tmp_path / "orphan.py"
     script.write_text(ORPHAN)
-    child = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     worker = psutil.Process(int(child.stdout.readline()))
     child.send_signal(number)
     assert child.wait() == -number
     child.stdout.close()
     assert psutil.wait_procs([worker], timeout=30)[1] == []
+    with child.stderr:
+        assert b"leaked" not in child.stderr.read()
 
 
 SLOW = """

@@ -249,6 +249,10 @@ def opened(
     if name == "here":
         yield None
     elif name == "local":
+        # SIGTERM leaves the pool's semaphores to Python's tracker of them. It removes
+        # them, and would warn.
+        ignored = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, ignored))
         # Forked processes share locks of JAX's threads, and hang.
         spawn = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(
