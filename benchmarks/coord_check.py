@@ -24,7 +24,7 @@ RATES = {"sgd": 0.02, "momentum": 0.02, "adam": 0.002, "lion": 0.002, "muon": 0.
 # Updates of SGD are as large as its gradients, and those differ between seeds.
 SEEDS = {"sgd": 32, "momentum": 32}
 # Batch statistics of four small images add to that.
-MORE_SEEDS = {(model, "momentum", "depth"): 96 for model in ("efficientnet", "regnet")}
+MORE_SEEDS = {("efficientnet", "momentum", "depth"): 96}
 # SGD with a momentum of 0.9. Its first step is that of SGD.
 MOMENTUM = {"momentum": 0.9}
 
@@ -195,13 +195,6 @@ CASES["mobilenetv3"] = _variant(
     gate="hard_sigmoid",
     squeeze_nonlinearity="relu",
     seeds=48,
-)
-CASES["regnet"] = Case(
-    {**_IMAGES, "rows": ((1, 8),), "rows_width": 4, "group_width": 4, "squeeze": 0.5},
-    (8, 8, 2),
-    (64, 256),
-    (32, 128),
-    model="regnety_002",
 )
 # The stream of bottlenecks is four times as wide.
 CASES["resnet_options"] = _variant(

@@ -52,13 +52,6 @@ MOBILENETV2 = {
         (2, "inverted", 2, 5, 1, 2, 16),
     ),
 }
-REGNET = {
-    "width": 8,
-    "rows": ((1, 8), (1, 16), (2, 24), (1, 32)),
-    "rows_width": 8,
-    "group_width": 4,
-    "squeeze": 1 / 4,
-}
 CASES = {
     "resnext": ("resnet50", {**RESNET, "groups": 2, "width_per_group": 64}),
     "resnet_d_se": ("resnet50", {**RESNET, **D, "squeeze": 1 / 16}),
@@ -87,7 +80,6 @@ CASES = {
     "tf_efficientnet": ("tf_efficientnet_b0", EFFICIENTNET),
     "mobilenetv3": ("mobilenetv3_small_100", MOBILENET),
     "mobilenetv2": ("mobilenetv2_100", MOBILENETV2),
-    "regnet": ("regnety_002", REGNET),
 }
 
 
@@ -164,7 +156,7 @@ def check_gradients(case):
 
 
 @pytest.mark.parametrize(
-    "case", ["resnet_rs", "hf_convnext", "hf_convnextv2", "efficientnet", "regnet"]
+    "case", ["resnet_rs", "hf_convnext", "hf_convnextv2", "efficientnet"]
 )
 def test_a_grown_network_is_exported_with_its_multipliers(case):
     """Its branches are multiplied by 1/2, of which the gates must see nothing."""
@@ -199,10 +191,6 @@ GROWN = {
     },
     "efficientnet_b0": {
         **EFFICIENTNET,
-        **{"width": 16, "base_width": 8, "depth": 4, "base_depth": 2},
-    },
-    "regnety_002": {
-        **REGNET,
         **{"width": 16, "base_width": 8, "depth": 4, "base_depth": 2},
     },
 }
@@ -256,27 +244,15 @@ def test_a_grouped_kernel_sums_over_its_group_which_grows():
     assert (scale.width_in, scale.width_out) == (2.0, 2.0)
 
 
-def test_the_groups_of_a_regnet_keep_their_number():
-    _, scales = grown("regnety_002")
-    for where in ("first", "rest"):
-        scale = scales[f"stages/2/{where}/convs/1/kernel"]
-        # 48 channels in six groups, of 4 channels each at width 8.
-        assert scale.shape[-2:] == (8, 48)
-        assert scale.fan_in == 9 * 8
-        assert scale.role is optim.Role.HIDDEN
-        assert (scale.width_in, scale.width_out) == (2.0, 2.0)
-
-
-@pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0", "regnety_002"])
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0"])
 def test_the_width_of_the_squeeze_grows(name):
     _, scales = grown(name)
-    where = "first" if name == "efficientnet_b0" else "rest"
-    number = 0 if name == "efficientnet_b0" else 2 if name == "regnety_002" else 1
+    at = "0/first" if name == "efficientnet_b0" else "1/rest"
     for kind in ("squeeze", "excite"):
-        scale = scales[f"stages/{number}/{where}/se/{kind}/kernel"]
+        scale = scales[f"stages/{at}/se/{kind}/kernel"]
         assert scale.role is optim.Role.HIDDEN
         assert (scale.width_in, scale.width_out) == (2.0, 2.0)
-        bias = scales[f"stages/{number}/{where}/se/{kind}/bias"]
+        bias = scales[f"stages/{at}/se/{kind}/bias"]
         assert bias.role is optim.Role.VECTOR
 
 
@@ -303,12 +279,6 @@ def test_blocks_that_change_their_shape_stand_outside_of_branches():
         ("resnet50", {"blocks": 3}, "blocks=3 must be a tuple"),
         ("convnext_tiny", {"grn": "yes"}, "grn='yes' must be True or False"),
         ("convnext_tiny", {"blocks": (0,)}, "at least 1"),
-        ("regnety_002", {"rows": ()}, "at least one row"),
-        ("regnety_002", {"rows": ((1, 8, 2),)}, r"row \(1, 8, 2\) must be"),
-        ("regnety_002", {"group_width": 9}, "does not divide the 24 channels"),
-        ("regnety_002", {"squeeze": 1.5}, "squeeze=1.5 must lie in"),
-        ("regnety_002", {"rows_width": 0}, "rows_width=0 must be positive"),
-        ("regnety_002", {"width": 12}, "choose widths for which it is a whole"),
         ("efficientnet_b0", {"rows": ()}, "at least one row"),
         ("efficientnet_b0", {"rows": ((0, "odd", 1, 3, 1, 1, 8),)}, "kind 'odd'"),
         ("efficientnet_b0", {"rows": ((0, "plain"),)}, "must be stage, kind"),

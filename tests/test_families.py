@@ -22,7 +22,6 @@ SMALL = {
     "cnn": {**IMAGES, "depth": 4},
     "resnet18": {**IMAGES, "blocks": (1, 2), "stem": "cifar"},
     "resnet50": {**IMAGES, "blocks": (2, 1), "groups": 2, "squeeze": 0.25},
-    "regnety_002": {**IMAGES, "rows": ((2, 16),), "group_width": 4},
     "convnext_tiny": {**IMAGES, "blocks": (2, 1), "grn": True},
     "efficientnet_b0": {
         **IMAGES,
@@ -186,7 +185,6 @@ def test_a_hundred_billion_parameters_take_no_memory():
         ("resmlp", 2**15, 100),
         ("cnn", 2**14, 128),
         ("resnet50", 2**13, 128),
-        ("regnety_002", 2**15, 128),
         ("convnext_tiny", 2**14, 128),
         ("efficientnet_b0", 2**15, 128),
         ("vit", 2**14, 64),
@@ -251,7 +249,6 @@ MILLIONS = {
     **{"efficientnet_lite0": 4.65, "tf_efficientnet_lite3": 8.20},
     "tf_mobilenetv3_small_minimal_100": 2.04,
     "tf_mobilenetv3_large_minimal_100": 3.92,
-    **{"regnetx_016": 9.19, "regnety_032": 19.44, "regnety_080_tv": 39.38},
     **{"vit_tiny_patch16_224": 5.717, "vit_small_patch16_224": 22.051},
     **{"vit_base_patch16_224": 86.568, "vit_large_patch16_224": 304.327},
     **{"deit3_small_patch16_224": 22.059, "vit_small_patch14_dinov2": 22.056},

@@ -246,9 +246,9 @@ SIZES = (
     *("width", "depth", "heads", "input_shape", "out_features", "context", "rows"),
     *("vocab_size", "rope_theta", "norm_eps", "blocks", "rows_width", "head"),
     *("mlp_ratio", "patch_size", "queries_per_key", "attention_ratio", "head_dim"),
-    *("group_width", "groups"),
+    "groups",
 )
-CONVOLUTIONAL = ("ResNet", "RegNet", "ConvNeXt", "EfficientNet")
+CONVOLUTIONAL = ("ResNet", "ConvNeXt", "EfficientNet")
 
 
 def kinds_of_models():
@@ -273,7 +273,7 @@ def two_sizes(name):
     if kind in CONVOLUTIONAL:
         # The first block of an EfficientNet's stage is not residual, so that its
         # additions do not grow as its blocks do.
-        depths = {"RegNet": (2, 4), "EfficientNet": (1, 1)}.get(kind, (1, 2))
+        depths = (1, 1) if kind == "EfficientNet" else (1, 2)
         x = kit.floats(2, 64, 64, 3)
         if "blocks" in options:
             more["blocks"] = (2,) * len(options["blocks"])

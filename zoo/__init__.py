@@ -11,7 +11,6 @@ from .families.efficientnet import EfficientNet
 from .families.gpt import GPT
 from .families.llama import Llama
 from .families.mlp import MLP
-from .families.regnet import RegNet
 from .families.resmlp import ResMLP
 from .families.resnet import ResNet
 from .families.vit import ViT
@@ -38,7 +37,6 @@ __all__ = [
     "Llama",
     "ModelWarning",
     "Plan",
-    "RegNet",
     "ResMLP",
     "ResNet",
     "Training",

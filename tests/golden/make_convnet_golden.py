@@ -65,7 +65,6 @@ import timm.layers  # noqa: E402
 import timm.models.convnext  # noqa: E402
 import timm.models.efficientnet  # noqa: E402
 import timm.models.mobilenetv3  # noqa: E402
-import timm.models.regnet  # noqa: E402
 import timm.models.resnet  # noqa: E402
 from timm.models import _efficientnet_blocks as mb  # noqa: E402
 from timm.models import _efficientnet_builder as builder  # noqa: E402
@@ -182,13 +181,6 @@ def timm_mobilenetv3() -> nn.Module:
     )
 
 
-def timm_regnet() -> nn.Module:
-    """Stages of 8, 16, 24 (two blocks) and 32 channels, in groups of 4."""
-    sizes = {"depth": 5, "w0": 8, "wa": 5.0, "wm": 1.6, "group_size": 4}
-    config = timm.models.regnet.RegNetCfg(**sizes, stem_width=8, se_ratio=0.25)
-    return timm.models.regnet.RegNet(config, num_classes=CLASSES)
-
-
 HF_CONVNEXT = {
     "hidden_sizes": [4, 8],
     "depths": [1, 2],
@@ -289,7 +281,6 @@ CASES: dict[str, Case] = {
         {},
     ),
     "mobilenetv3": (timm_mobilenetv3, (21, 22), {}),
-    "regnet": (timm_regnet, (34, 37), {}),
     "mobilenetv2": (lambda: timm_efficientnet(V2, nn.ReLU6), (21, 22), {}),
 }
 

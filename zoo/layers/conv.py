@@ -221,8 +221,8 @@ def fan_out_conv(
       plan: as of `Conv`.
       size: as of `Conv`.
       names: as of `Conv`.
-      per_group: whether the fan-out is that of one group, as in timm's EfficientNet and
-        RegNet. It then is the fan-in.
+      per_group: whether the fan-out is that of one group, as in timm's
+        EfficientNet. It then is the fan-in.
       **more: further arguments of `Conv`.
 
     Source: He et al. 2015 (arXiv:1502.01852), eq. 14.

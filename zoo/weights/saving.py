@@ -292,7 +292,7 @@ _FREE = {
     *("context", "vocab_size", "eos", "input_shape", "out_features", "width", "depth"),
     *("heads", "head_dim", "queries_per_key", "mlp_ratio", "patch_size", "registers"),
     *("blocks", "block_depth", "rows", "rows_width", "head", "experts"),
-    *("group_width", "width_per_group"),
+    "width_per_group",
     *("base_width", "base_depth", "parametrization", "branch_multiplier"),
 }
 
