@@ -104,7 +104,7 @@ def import_extra(package: str, extra: str, user: str) -> Any:
 
     Args:
       package: its name.
-      extra: the extra, e.g. "search" of `pip install '.[search]'`.
+      extra: the extra, e.g. "text" of `pip install '.[text]'`.
       user: what needs it, for the message.
     """
     try:

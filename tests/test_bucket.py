@@ -399,7 +399,7 @@ def test_a_bad_lease_is_refused(memory, monkeypatch):
         pytest.fail("it has no lease")
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "transfer", "search"])
+@pytest.mark.parametrize("command", ["train", "sweep", "transfer"])
 def test_a_bucket_that_is_not_there_is_said_before_any_work(
     bucket, capsys, monkeypatch, command
 ):

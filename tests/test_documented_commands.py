@@ -61,7 +61,6 @@ ENTRY_POINTS = (
     "run.commands.evaluate",
     "run.commands.explain",
     "sweep.command.run",
-    "sweep.search.run",
     "transfer.run",
     "transfer.explain_target",
 )

@@ -10,7 +10,7 @@ import pytest
 from mupax.experiments.cli import flags
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.trackers import open_trackers
-from mupax.experiments.sweep import command, search
+from mupax.experiments.sweep import command
 
 
 class FakeRun:
@@ -136,14 +136,12 @@ def test_tensorboard_gets_the_metrics_of_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["wandb", "mlflow"])
-def test_sweeps_and_searches_refuse_trackers(key, tmp_path):
-    words = ["--config=modules_search", f"--config.{key}=x"]
+def test_sweeps_refuse_trackers(key, tmp_path):
+    words = ["--config=mlp_sweep", f"--config.{key}=x"]
     config = flags.parse(["sweep", *words]).config
     said = f"^{key} logs trainings.* leave {key} out$"
     with pytest.raises(UserError, match=said):
         command.run(config, tmp_path, [])
-    with pytest.raises(UserError, match=said):
-        search.run(config, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -67,7 +67,7 @@ def _run(name: str, argv: list[str]) -> int:
     if {"--help", "-h"} & set(argv[1:]):
         print(COMMANDS[name].help(name))
         return 0
-    if name not in ("sweep", "search", "transfer"):
+    if name not in ("sweep", "transfer"):
         return COMMANDS[name](argv)
     from ..run.stopping import ended_by_sigterm
 

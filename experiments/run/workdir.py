@@ -152,7 +152,7 @@ def _check_kind(
 
 def _command(settings: dict[str, Any]) -> str:
     """The command that stores such settings."""
-    kinds = {"target": "transfer", "search": "search", "sweep": "sweep"}
+    kinds = {"target": "transfer", "sweep": "sweep"}
     return next((kinds[key] for key in kinds if key in settings), "train")
 
 

@@ -10,7 +10,7 @@
 | `engine`, `program` | training a task in chunks that fit into memory; its program |
 | `executors` | where tasks train: here, in processes, on Dask or Slurm |
 | `store`, `fingerprint` | finished runs on disk, and when they may be used again |
-| `search`, `cost`, `export` | `mupax search`, `--dry_run`, and runs for other tools |
+| `cost` | `--dry_run` |
 | `results` | runs as arrays |
 | `optima`, `statistics` | fits to the runs |
 | `regret`, `verdict`, `transfers` | the cost of an untuned value; the verdicts |

@@ -56,7 +56,7 @@ def run(
       UserError: bad input, in one sentence; existing files are kept.
     """
     console = rich.console.Console()
-    space.check_untracked(config, "report.html and results.csv")
+    space.check_untracked(config)
     parsed = space.parse_sweep(config)
     executors.check_name(executor, scheduler)
     if workers < 1:

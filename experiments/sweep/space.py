@@ -263,16 +263,16 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     return parsed
 
 
-def check_untracked(config: ConfigDict, files: str) -> None:
-    """Check that no tracker is asked for by a command that only writes these files.
+def check_untracked(config: ConfigDict) -> None:
+    """Check that no tracker is asked for by a sweep.
 
     Before `parse_sweep`, which would ask for the tracker's package.
     """
     for key in ("wandb", "mlflow"):
         if config.get(key):
             raise UserError(
-                f"{key} logs trainings, and this command only writes {files}; leave "
-                f"{key} out"
+                f"{key} logs trainings, and a sweep only writes report.html and "
+                f"results.csv; leave {key} out"
             )
 
 
