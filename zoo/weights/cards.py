@@ -1,8 +1,7 @@
-"""Model cards: the README.md of a saved model, with metadata for hubs."""
+"""Model cards: the README.md of a saved model."""
 
 import dataclasses
 import html
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -12,9 +11,7 @@ from mupax import optim
 
 from ..addresses import public
 from ..preprocessing import DataConfig
-from . import hub
 
-_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # The folders of an absolute path, which are those of one machine: not those of an
 # address (gs://bucket/x, s3:/bucket/x) or of a relative path (runs/x).
 _FOLDERS = re.compile(
@@ -84,7 +81,6 @@ class Training:
 
 def card(
     name: str,
-    options: Mapping[str, Any],
     *,
     parameters: int,
     parametrization: optim.Parametrization,
@@ -93,13 +89,13 @@ def card(
     notes: str,
     training: Training | None,
 ) -> str:
-    """Write the text of a model card: YAML for hubs, then Markdown.
+    """Write the text of a model card: a YAML header for hubs, then Markdown.
 
-    Addresses in it lose user, password and query, because cards are published.
+    Its options and its preprocessing are in config.json. Addresses in it lose user,
+    password and query, because cards are published.
 
     Args:
       name: of the model in the zoo.
-      options: the options that it was created with, JSON-ready.
       parameters: number of parameters and other saved values.
       parametrization: of the model.
       reads_tokens: whether it is a language model.
@@ -108,12 +104,8 @@ def card(
       training: how its weights were trained, if known.
     """
     training = training or Training()
-    embeds = data is not None and data.projection is not None
-    embeds = not reads_tokens and (embeds or options.get("out_features") == 0)
-    task = "image-feature-extraction" if embeds else "image-classification"
-    task = "text-generation" if reads_tokens else task
     parts = [
-        _metadata(name, task, training),
+        "---\nlibrary_name: mupax\ntags: [jax, flax, mup]\n---",
         f"# {name}",
         f"A model of mupax with {parameters:,} values, under {parametrization.name} "
         f"({parametrization.citation}).",
@@ -127,7 +119,7 @@ model.eval()  # to predict
     if reads_tokens:
         use = 'mupax generate --model path/to/this/directory --prompt "..."'
         parts.append(f"```sh\n{use}\n```")
-    elif data is not None and not embeds:
+    elif data is not None and data.projection is None:
         use = "mupax predict --model path/to/this/directory image.jpg"
         parts.append(f"```sh\n{use}\n```")
     known = bool(training.dataset or training.source)
@@ -135,32 +127,7 @@ model.eval()  # to predict
         parts.append(notes or "Nothing is known of its training.")
     if known:
         parts += _training(training)
-    if data is not None:
-        parts += _preprocessing(data)
-    rows = "\n".join(f"| {k} | {_text(v)} |" for k, v in sorted(options.items()))
-    parts += ["## Options", f"| option | |\n|---|---|\n{rows}"]
     return str(public("\n\n".join(parts) + "\n"))
-
-
-def _metadata(name: str, task: str, training: Training) -> str:
-    """The YAML that hubs read. JSON strings are YAML strings."""
-    lines = ["---", "library_name: mupax", f"pipeline_tag: {task}"]
-    lines += ["tags:", "- jax", "- flax", "- mup", f"- {json.dumps(name)}"]
-    # The hub refuses a card whose base model or dataset is not an id on the hub.
-    source = (training.source or "").partition("@")[0]
-    if hub.is_name(source):
-        lines.append(f"base_model: {json.dumps(source)}")
-    if training.dataset and _DATASET.fullmatch(training.dataset):
-        lines += ["datasets:", f"- {json.dumps(training.dataset)}"]
-    if training.dataset and training.metrics:
-        dataset = json.dumps(training.dataset)
-        lines += ["model-index:", f"- name: {json.dumps(name)}", "  results:"]
-        lines += [f"  - task: {{type: {task}}}"]
-        lines += [f"    dataset: {{name: {dataset}, type: {dataset}, split: test}}"]
-        lines += ["    metrics:"]
-        for metric, value in training.metrics.items():
-            lines.append(f"    - {{type: {json.dumps(metric)}, value: {value:.6g}}}")
-    return "\n".join([*lines, "---"])
 
 
 def _training(training: Training) -> list[str]:
@@ -180,25 +147,3 @@ def _training(training: Training) -> list[str]:
     if training.command:
         parts.append(f"Command:\n\n    {_command(training.command)}")
     return parts
-
-
-def _preprocessing(data: DataConfig) -> list[str]:
-    height, width, channels = data.size
-    mean, std = (
-        ", ".join(f"{value:.5g}" for value in values)
-        for values in (data.mean, data.std)
-    )
-    text = (
-        f"Images of {height} x {width} pixels and {channels} "
-        f"channel{'s' * (channels > 1)}, resized by {data.interpolation} "
-        f"interpolation, of which {data.crop:.5g} of each side is kept "
-        f"({data.crop_mode}). Input: (pixel - mean) / std, where white is 1, with mean "
-        f"{mean} and std {std}."
-    )
-    if data.labels is not None:
-        shown = ", ".join(map(_text, data.labels[:10]))
-        more = f", ... ({len(data.labels)} classes)" if len(data.labels) > 10 else ""
-        text += f" Classes: {shown}{more}."
-    if data.projection is not None:
-        text += f" Outputs: an embedding of {data.projection} entries, not classes."
-    return ["## Preprocessing", text]

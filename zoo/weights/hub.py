@@ -115,17 +115,6 @@ def download(
     return pathlib.Path(file)
 
 
-def is_name(repository: str) -> bool:
-    """Whether a text has the form `owner/name`, without a revision.
-
-    Examples:
-      >>> is_name("me/resmlp"), is_name("me/resmlp@main"), is_name("resmlp")
-      (True, False, False)
-    """
-    match = _ID.fullmatch(repository)
-    return match is not None and match["id"] == repository and match[1] is None
-
-
 def download_ours(
     source: str, names: Sequence[str], options: HubOptions
 ) -> pathlib.Path:

@@ -112,7 +112,16 @@ def save(
         weights = [p for p in (building / _WEIGHTS).rglob("*") if p.is_file()]
         # The card has no checksum, because users may edit it.
         checksums.write(building, [building / _CONFIG, *copies, *weights])
-        (building / _CARD).write_text(_card(model, name, options, notes, training))
+        text = card(
+            name,
+            parameters=sum(math.prod(v.shape) for _, v in _variables(model)[1]),
+            parametrization=plan_of(model).parametrization,
+            reads_tokens=reads_tokens(name),
+            data=known_data_config(model),
+            notes=notes,
+            training=training,
+        )
+        (building / _CARD).write_text(text)
         building.rename(directory)
     return directory
 
@@ -472,29 +481,6 @@ def model_classes(model: nnx.Module) -> int | None:
     """Number of classes of a model's readout; None without a readout of classes."""
     axes = dict(plan_of(model).axes)
     return axes["classes"].size if "classes" in axes else None
-
-
-def _card(
-    model: nnx.Module,
-    name: str,
-    options: dict[str, Any],
-    notes: str,
-    training: Training | None,
-) -> str:
-    """Write the model card."""
-    point = plan_of(model).parametrization
-    return card(
-        name,
-        _plain({**options, "parametrization": point.name}),
-        parameters=sum(
-            int(np.prod(v.shape, dtype=int)) for _, v in _variables(model)[1]
-        ),
-        parametrization=point,
-        reads_tokens=reads_tokens(name),
-        data=known_data_config(model),
-        notes=notes,
-        training=training,
-    )
 
 
 def plan_of(model: nnx.Module) -> Plan:
