@@ -5,6 +5,7 @@ directory, so that a resumed run continues them.
 """
 
 import contextlib
+import functools
 import math
 import pathlib
 import re
@@ -13,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 from flax.traverse_util import flatten_dict
@@ -24,28 +25,30 @@ from .. import io
 from ..errors import UserError, import_extra
 
 
+class _Calls(NamedTuple):
+    """What a tracker does with the metrics of a step, and at the end of a run."""
+
+    log: Callable[[int, dict[str, float]], Any]
+    end: Callable[[], Any]
+
+
 class Tracker:
     """Logs in a thread; one that fails is left out, with a warning."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, calls: _Calls):
+        self._name, self._calls = name, calls
         self._failed, self._thread = False, ThreadPoolExecutor(1)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Log the metrics of a step."""
-        self._thread.submit(self._try, self._log, step, values)
+        self._thread.submit(self._try, self._calls.log, step, values)
 
     def close(self) -> None:
         """End the run."""
-        self._thread.submit(self._try, self._end)
+        self._thread.submit(self._try, self._calls.end)
         self._thread.shutdown()
 
-    def _log(self, step: int, values: dict[str, float]) -> None:
-        raise NotImplementedError
-
-    def _end(self) -> None:
-        raise NotImplementedError
-
-    def _try(self, call: Callable[..., None], *values: Any) -> None:
+    def _try(self, call: Callable[..., Any], *values: Any) -> None:
         try:
             if not self._failed:
                 call(*values)
@@ -54,7 +57,7 @@ class Tracker:
             logging.warning(
                 "%s failed (%s) and logs nothing more of this run; the run directory "
                 "has all results.",
-                type(self).__name__,
+                self._name,
                 error,
             )
 
@@ -72,15 +75,15 @@ def open_trackers(
     Raises:
       UserError: one does not start.
     """
-    trackers: list[Tracker] = []
+    trackers = []
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if tensorboard:
-            trackers.append(TensorBoard(folder / "tensorboard"))
+            trackers.append(Tracker("TensorBoard", _tensorboard(folder)))
         if wandb:
-            trackers.append(WandB(wandb, folder, settings))
+            trackers.append(Tracker("WandB", _wandb(wandb, folder, settings)))
         if mlflow:
-            trackers.append(MLflow(mlflow, folder, settings))
+            trackers.append(Tracker("MLflow", _mlflow(mlflow, folder, settings)))
     except UserError:  # a package is missing
         raise
     except Exception as error:  # of a server, the network or the client
@@ -91,95 +94,76 @@ def open_trackers(
     return tuple(trackers)
 
 
-class TensorBoard(Tracker):
-    """An event file of a run's metrics."""
+def _tensorboard(folder: pathlib.Path) -> _Calls:
+    # Not a SummaryWriter, which blocks once its disk is full.
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
+    from tensorboardX.summary import scalar
 
-    def __init__(self, folder: pathlib.Path):
-        super().__init__()
-        self._folder = folder
-        self._file: Any = None
+    @functools.cache
+    def file() -> Any:
+        """The event file, opened by the first line of a run."""
+        place = folder / "tensorboard"
+        place.mkdir(parents=True, exist_ok=True)
+        opened = RecordWriter(str(place / f"events.out.tfevents.{time.time():.0f}"))
+        opened.write(event(file_version="brain.Event:2"))
+        return opened
 
-    def _log(self, step: int, values: dict[str, float]) -> None:
-        # Not a SummaryWriter, which blocks once its disk is full.
-        from tensorboardX.record_writer import RecordWriter
-        from tensorboardX.summary import scalar
+    def event(**content: Any) -> bytes:
+        return Event(wall_time=time.time(), **content).SerializeToString()
 
-        if self._file is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{time.time():.0f}"
-            self._file = RecordWriter(str(self._folder / name))
-            self._write(file_version="brain.Event:2")
+    def log(step: int, values: dict[str, float]) -> None:
         try:
             for name, x in values.items():
                 if math.isfinite(x):  # TensorBoard shows no others
-                    self._write(summary=scalar(name, x), step=step)
-            self._file.flush()
+                    file().write(event(summary=scalar(name, x), step=step))
+            file().flush()
         except OSError:
             with contextlib.suppress(OSError):
-                self._file.close()
+                file().close()
             raise
 
-    def _write(self, **content: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event
+    def end() -> None:
+        if file.cache_info().currsize:
+            file().close()
 
-        event = Event(wall_time=time.time(), **content)
-        self._file.write(event.SerializeToString())
-
-    def _end(self) -> None:
-        if self._file:
-            self._file.close()
+    return _Calls(log, end)
 
 
-class WandB(Tracker):
-    """A run of Weights & Biases."""
-
-    def __init__(self, project: str, folder: pathlib.Path, settings: dict[str, Any]):
-        super().__init__()
-        self._wandb = import_extra("wandb", "wandb", f"--config.wandb={project}")
-        known = folder / "wandb.id"
-        run_id = known.read_text() if known.exists() else secrets.token_hex(4)
-        # It would upload the command line, with the secrets of addresses.
-        hidden = {"x_disable_meta": True} if public(sys.argv) != sys.argv else {}
-        self._run = self._wandb.init(
-            project=project,
-            dir=str(folder),
-            name=folder.name,
-            config=settings,
-            id=run_id,
-            resume="allow",
-            settings=hidden,
-        )
-        io.write_durably(known, run_id)
-
-    def _log(self, step: int, values: dict[str, float]) -> None:
-        self._run.log(values, step=step)
-
-    def _end(self) -> None:
-        self._run.finish()
+def _wandb(project: str, folder: pathlib.Path, settings: dict[str, Any]) -> _Calls:
+    client = import_extra("wandb", "wandb", f"--config.wandb={project}")
+    known = folder / "wandb.id"
+    run_id = known.read_text() if known.exists() else secrets.token_hex(4)
+    # It would upload the command line, with the secrets of addresses.
+    hidden = {"x_disable_meta": True} if public(sys.argv) != sys.argv else {}
+    run = client.init(
+        project=project,
+        dir=str(folder),
+        name=folder.name,
+        config=settings,
+        id=run_id,
+        resume="allow",
+        settings=hidden,
+    )
+    io.write_durably(known, run_id)
+    return _Calls(lambda step, values: run.log(values, step=step), run.finish)
 
 
-class MLflow(Tracker):
-    """A run of MLflow."""
-
-    def __init__(self, experiment: str, folder: pathlib.Path, settings: dict[str, Any]):
-        super().__init__()
-        self._mlflow = import_extra("mlflow", "mlflow", f"--config.mlflow={experiment}")
-        self._client, known = self._mlflow.MlflowClient(), folder / "mlflow.id"
-        if known.exists():
-            self._id = known.read_text()
-            self._client.update_run(self._id, status="RUNNING")
-            return
-        at = self._mlflow.set_experiment(experiment).experiment_id
-        run = self._client.create_run(at, run_name=folder.name)
-        self._id = run.info.run_id
+def _mlflow(experiment: str, folder: pathlib.Path, settings: dict[str, Any]) -> _Calls:
+    package = import_extra("mlflow", "mlflow", f"--config.mlflow={experiment}")
+    client, known = package.MlflowClient(), folder / "mlflow.id"
+    if known.exists():
+        run = known.read_text()
+        client.update_run(run, status="RUNNING")
+    else:
+        at = package.set_experiment(experiment).experiment_id
+        run = client.create_run(at, run_name=folder.name).info.run_id
         for key, value in flatten_dict(settings, sep=".").items():
             # MLflow refuses other characters, and longer values.
             name = re.sub(r"[^\w\-. /:]", "_", key, flags=re.ASCII)
-            self._client.log_param(self._id, name, str(value)[:6000])
-        io.write_durably(known, self._id)
-
-    def _log(self, step: int, values: dict[str, float]) -> None:
-        self._mlflow.log_metrics(values, step, run_id=self._id)
-
-    def _end(self) -> None:
-        self._client.set_terminated(self._id)
+            client.log_param(run, name, str(value)[:6000])
+        io.write_durably(known, run)
+    return _Calls(
+        lambda step, values: package.log_metrics(values, step, run_id=run),
+        lambda: client.set_terminated(run),
+    )
