@@ -218,7 +218,6 @@ def test_models_of_every_library_are_read_alike(library):
         inside = layer.rpartition("@")[0] in stacked
         assert small.branch == large.branch == (inner[-1] if inside else "")
     assert facts.layers[f"stream after {inner[-1]}@1"][1].multiplier == 0.5
-    assert check.strength is None  # 0.5 at every depth
 
 
 def recorded(function, params, *inputs):
@@ -393,7 +392,6 @@ def check_plain(scale, rescale=True, multiply=False, **options):
 
 def test_multipliers_in_the_parameters_are_measured_as_those_in_the_program():
     carried, multiplied = (check_plain(scale=True, multiply=m) for m in (False, True))
-    assert carried.strength == multiplied.strength == pytest.approx(4 * 0.5**2)
     for layer, change in carried.changes["depth"].items():
         np.testing.assert_allclose(
             change, multiplied.changes["depth"][layer], rtol=2e-3, err_msg=layer
@@ -402,7 +400,6 @@ def test_multipliers_in_the_parameters_are_measured_as_those_in_the_program():
 
 def test_a_branch_that_grows_is_named_with_its_line_and_its_multiplier():
     check = check_plain(scale=False, rescale=False)
-    assert check.strength is None
     line = check.facts["depth"].layers["stream after out@1"][0].line
     [hint] = [h for h in check.hints if f"branch ending in out ({line}) grows" in h]
     assert "it is multiplied by 0.5 at every depth. Multiply it by" in hint
@@ -518,13 +515,10 @@ def test_a_slope_that_fades_with_size_is_unclear_and_says_so():
     check = optim.CoordCheck({"depth": sizes}, {"depth": {"stream": change}})
     assert check.slopes["depth"]["stream"] > 0.15
     assert check.verdict == "unclear"
-    assert any("fades with depth" in hint for hint in check.hints)
 
 
-def test_one_seed_and_three_sizes_tell_an_error_from_the_line():
-    assert synthetic(1.0, 0.001, seeds=1).verdict == "wrong"
-    assert synthetic(0.0, 0.001, seeds=1).verdict == "ok"
-    assert synthetic(0.0, 0.001, seeds=1, sizes=(32, 64)).verdict == "unclear"
+def test_one_seed_tells_no_error():
+    assert synthetic(1.0, 0.001, seeds=1).verdict == "unclear"
 
 
 def test_steps_before_anything_moves_are_left_out():
@@ -569,51 +563,36 @@ def named(changes, **options):
     return optim.CoordCheck({axis: sizes}, {axis: layers}, **options)
 
 
-def in_branches(stream, inner, strength=None):
+def in_branches(stream, inner, axis="depth"):
     slopes = {"stream after out@0.5": stream, "norm@0.5": inner}
     layers = {name: (Layer("m.py:3", branch="out"),) * 3 for name in slopes}
-    facts = {"depth": Facts(layers=layers)}
-    return named(slopes, axis="depth", strength=strength, facts=facts)
+    return named(slopes, axis=axis, facts={axis: Facts(layers=layers)})
 
 
-def test_a_small_slope_of_depth_is_blamed_on_strong_branches():
-    found = in_branches(0.35, 0.0, 8.0)
+def test_a_small_slope_of_depth_is_of_few_layers():
+    found = in_branches(0.35, 0.0)
     assert (found.verdict, found.passed) == ("unclear", False)
-    assert "1 (up to +0.35) of finite depth (strength 8)" in str(found)
-    assert "2.8 times smaller" in str(found)
-    assert in_branches(0.5, 0.0, 8.0).verdict == "wrong"  # the exponent of a mistake
-    for strength in (None, 0.5, 1.0):
-        assert in_branches(0.35, 0.0, strength).verdict == "wrong"
+    assert "1 (up to +0.35) below what a mistake in depth gives" in str(found)
+    assert in_branches(0.5, 0.0).verdict == "wrong"  # the exponent of a mistake
+    assert in_branches(0.35, 0.0, axis="width").verdict == "wrong"
 
 
-def test_layers_that_grow_inside_branches_of_a_flat_stream_are_finite_depth():
-    found = in_branches(-0.1, 0.5)
-    assert found.failed == [("depth", "norm@0.5")]
-    [hint] = found.hints
-    assert hint.startswith("norm@0.5 (m.py:3) grow with depth (as depth^+0.50), the")
-    assert "usually finite depth" in hint
-    [hint] = in_branches(0.9, 0.5).hints
-    assert hint.startswith("branch ending in out (m.py:3) grows with depth, as")
-    excused = in_branches(-0.1, 0.5, strength=4)
-    assert (excused.verdict, excused.passed) == ("unclear", False)
-    assert in_branches(0.0, 0.5, strength=1.0).verdict == "wrong"
+@pytest.mark.parametrize("inner", [0.5, -0.44])
+def test_layers_inside_branches_of_a_flat_stream_are_unclear(inner):
+    found = in_branches(-0.1, inner)
+    assert (found.verdict, found.passed, found.hints) == ("unclear", False, [])
 
 
 @pytest.mark.parametrize(
-    ("stream", "inner"),
-    [(0.5, 0.5), (0.3, 0.5), (-0.1, 0.7), (-0.1, -0.5), (-0.5, 0.5)],
+    ("stream", "inner"), [(0.5, 0.5), (0.3, 0.5), (-0.1, 0.7), (-0.5, 0.5)]
 )
 def test_a_stream_that_changes_with_depth_excuses_nothing(stream, inner):
-    assert ("depth", "norm@0.5") in in_branches(stream, inner, strength=4).failed
+    assert ("depth", "norm@0.5") in in_branches(stream, inner).failed
 
 
-def test_slopes_of_own_updates_in_weak_branches_are_unclear():
-    found = in_branches(-0.1, -0.44, strength=0.5)
-    assert (found.verdict, found.passed) == ("unclear", False)
-    assert "1 (up to -0.44) inside of weak branches (strength 0.5)" in str(found)
-    for stream, inner in ((-0.3, -0.44), (0.0, -0.7), (0.3, -0.44)):
-        found = in_branches(stream, inner, strength=0.5)
-        assert ("depth", "norm@0.5") in found.failed
+def test_a_branch_that_grows_is_named_with_its_line():
+    [hint] = in_branches(0.9, 0.5).hints
+    assert hint.startswith("branch ending in out (m.py:3) grows with depth, as")
 
 
 def test_a_slope_that_finite_depth_does_not_explain_is_counted_apart():
@@ -621,9 +600,9 @@ def test_a_slope_that_finite_depth_does_not_explain_is_counted_apart():
     for name, slope, noise in (("blocks@1", 0.35, 0.001), ("output", 0.63, 0.5)):
         exponents = slope + noise * np.array([1, -1, 1, -1])  # by seed
         layers[name] = (np.array(depths)[:, None, None] / 8.0) ** exponents
-    found = optim.CoordCheck({"depth": depths}, {"depth": layers}, strength=4.0)
+    found = optim.CoordCheck({"depth": depths}, {"depth": layers})
     assert [layer for _, layer in found.unclear] == ["blocks@1", "output"]
-    assert "1 (up to +0.35) of finite depth" in str(found)
+    assert "1 (up to +0.35) below what a mistake in depth gives" in str(found)
     assert "; 1 (up to +0.63) too uncertain: use more seeds" in str(found)
 
 

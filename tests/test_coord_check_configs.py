@@ -40,13 +40,12 @@ def test_frozen_ends_are_no_mistake(tmp_path):
     """Without a trained input layer, a layer's own update dominates (Depth-μP)."""
     found = checked(resmlp_sweep, tmp_path)
     assert found.failed == []
-    assert "weak branches (strength 0.5)" in str(found)
 
 
-def test_strong_branches_are_named(tmp_path):
+def test_strong_branches_are_unclear(tmp_path):
     found = checked(digits_resmlp, tmp_path, branch_multiplier=1.0)
-    assert (found.strength, found.passed) == (8.0, False)
-    assert "finite depth (strength 8)" in str(found)
+    assert (found.failed, found.passed) == ([], False)
+    assert "use smaller branch multipliers or larger depths" in str(found)
 
 
 def optimizers(config, folder, monkeypatch, **options):

@@ -45,14 +45,12 @@ class Layer:
       branch: name of the residual branch that it is inside of, or that was added to
         the stream; "" outside of branches.
       multiplier: the number that multiplies this branch in the program.
-      runs: how many such branches the program has, in a scan over layers.
     """
 
     line: str
     param: str = ""
     branch: str = ""
     multiplier: float = 1.0
-    runs: int = 1
 
 
 class Activation(NamedTuple):
@@ -210,7 +208,7 @@ class Recording:
                     inner = dataclasses.replace(self.layers[other], branch=name)
                     self.layers[other] = inner
             param, factor = self._end(branch), branch.constant
-            layer = Layer(branch.add.line, param, name, factor, branch.runs)
+            layer = Layer(branch.add.line, param, name, factor)
             self._add(STREAM + name, branch.add, layer)
 
     def _end(self, branch: Branch) -> str:

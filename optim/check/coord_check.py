@@ -69,7 +69,8 @@ def coord_check(
       widths: the widths to sweep, at the first of `depths`.
       depths: the depths to sweep, at the first of `widths`.
       steps: number of training steps.
-      seeds: number of initializations, or a sequence of seeds.
+      seeds: number of initializations, or a sequence of seeds; from one seed no error
+        is known, so that every slope is unclear.
       layers: regular expression, searched in the names of layers; only layers that
         match are compared. "^stream" is the residual stream.
       tolerance: the largest |slope| that counts as zero.
@@ -113,7 +114,7 @@ def coord_check(
     sizes: dict[str, tuple[int, ...]] = {}
     changes: dict[str, dict[str, np.ndarray]] = {}
     facts: dict[str, Facts] = {}
-    own_loss, strength = False, None
+    own_loss = False
     for axis, settings in sweeps.items():
         runs = [_Run(build, optimizer, loss, s, steps) for s in settings]
         seen = []
@@ -130,9 +131,7 @@ def coord_check(
         rows = _compare(series, axis, wanted)
         changes[axis] = {name: row.values[:, 1:] for name, row in rows.items()}
         facts[axis] = _facts(runs, seen, rows)
-        if axis == "depth":
-            strength = _strength(sizes[axis], runs)
-    return CoordCheck(sizes, changes, tolerance, facts, own_loss, strength)
+    return CoordCheck(sizes, changes, tolerance, facts, own_loss)
 
 
 def _quick() -> dict[str, int]:
@@ -293,14 +292,6 @@ class _Run:
         """How much smaller a value is than in a model that multiplies by itself."""
         added = name.startswith(STREAM)
         return 1.0 if added else (self.carried or {}).get(self.layers[name].param, 1.0)
-
-    def strength(self) -> tuple[float, int]:
-        """The sum of the squares of the branches' multipliers, and their number."""
-        branches = [x for name, x in self.layers.items() if name.startswith(STREAM)]
-        held = self.carried or {}
-        factors = [x.multiplier * held.get(x.param, 1.0) for x in branches]
-        squares = [x.runs * f**2 for x, f in zip(branches, factors, strict=True)]
-        return sum(squares), sum(x.runs for x in branches)
 
 
 def _floats(tree: Any) -> list[jax.Array]:
@@ -492,18 +483,6 @@ def _facts(
     )
 
 
-def _strength(depths: Sequence[int], runs: list[_Run]) -> float | None:
-    """The sum of the squares of the branches' multipliers at the smallest depth.
-
-    None without branches, or if their multipliers do not fall with depth.
-    """
-
-    order = np.argsort(depths)
-    first, few = runs[order[0]].strength()
-    last, many = runs[order[-1]].strength()
-    return first if few and many and last / many < 0.9 * first / few else None
-
-
 # --- the user's functions ---
 
 
@@ -597,7 +576,7 @@ def _check_built(
     ):
         raise ValueError(
             f"build returns the same parameters for {seeds} different keys; use the "
-            "key, as in nnx.Rngs(key), or pass seeds=1"
+            "key, as in nnx.Rngs(key)"
         )
 
 

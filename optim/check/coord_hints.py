@@ -123,54 +123,40 @@ def _of_axis(check: Any, axis: str) -> Iterator[str]:
     rising = [layer for layer in wrong if slopes[layer] > 0]
     falling = [layer for layer in wrong if abs(slopes[layer] + 0.5) < 0.15]
     if rising:
-        grow = _grow_with_depth if axis == "depth" else _grow_with_width
-        yield grow(check, facts, rising)
+        yield _growing(facts, axis, rising, slopes)
     if falling and axis == "width":
         yield _falling(facts, falling, check.own_loss)
-    yield from _fading(check, axis, unclear)
 
 
-def _grow_with_depth(check: Any, facts: Facts, rising: list[str]) -> str:
-    slopes = check.slopes["depth"]
+def _growing(
+    facts: Facts, axis: str, rising: list[str], slopes: Mapping[str, float]
+) -> str:
+    """The likeliest cause of growth with an axis; in depth, of the worst branch."""
     streams = [layer for layer in rising if layer.startswith(STREAM)]
     worst = max(streams or rising, key=lambda layer: slopes[layer])
-    power = f"depth^{slopes[worst]:+.2f}"
-    if all(check.is_in_flat_branch(layer) for layer in rising):
-        return (
-            f"{facts.quote(rising)} grow with depth (as {power}), the stream after "
-            "their branches does not: usually finite depth. Use smaller branch "
-            "multipliers or larger depths"
-        )
-    cause = (
-        "has the branch mean zero over units (a ReLU's output does not)? If so, use "
-        "smaller branch multipliers or larger depths"
-    )
+    named = facts.quote(rising)
     if not facts.scaled:
         cause = f"the optimizer applies no scales: {_SCALES}"
-    if not streams:
-        return f"{facts.quote(rising)} grow with depth (as {power}): {cause}"
-    layers = facts.layers.get(worst, ())
-    if facts.multiplies_alike(worst):
+    elif axis == "width" and all(map(facts.is_readout, rising)):
+        cause = f"the readout is not scaled, hidden layers are; {_SCALES}"
+    elif axis == "width":
+        cause = f"learning rates are not scaled; {_SCALES}"
+    else:
         cause = (
-            f"it is multiplied by {layers[0].multiplier:.3g} at every depth. Multiply "
-            "it by optim.parametrization('depth_mup').branch_multiplier(depth / base "
-            f"depth), or {_SCALES}"
+            "has the branch mean zero over units (a ReLU's output does not)? If so, "
+            "use smaller branch multipliers or larger depths"
         )
-    branch = worst.removeprefix(STREAM).partition("@")[0]
-    line = f" ({layers[0].line})" if layers else ""
-    return f"branch ending in {branch}{line} grows with depth, as {power}: {cause}"
-
-
-def _grow_with_width(check: Any, facts: Facts, rising: list[str]) -> str:
-    power = max(check.slopes["width"][layer] for layer in rising)
-    cause = "learning rates are not scaled"
-    if all(map(facts.is_readout, rising)):
-        cause = "the readout is not scaled, hidden layers are"
-    none = "" if facts.scaled else ", the optimizer applies no scales"
-    return (
-        f"{facts.quote(rising)} grow with width (as width^{power:+.1f}): "
-        f"{cause}{none}; {_SCALES}"
-    )
+    if axis == "depth" and streams:
+        layers = facts.layers.get(worst, ())
+        line = f" ({layers[0].line})" if layers else ""
+        named = f"branch ending in {worst.removeprefix(STREAM).partition('@')[0]}{line}"
+        if facts.multiplies_alike(worst):
+            cause = (
+                f"it is multiplied by {layers[0].multiplier:.3g} at every depth. "
+                "Multiply it by optim.parametrization('depth_mup').branch_multiplier("
+                f"depth / base depth), or {_SCALES}"
+            )
+    return f"{named} grows with {axis}, as {axis}^{slopes[worst]:+.2f}: {cause}"
 
 
 def _falling(facts: Facts, falling: list[str], own_loss: bool) -> str:
@@ -229,19 +215,5 @@ def _large_steps(check: Any, axis: str, layers: list[str]) -> Iterator[str]:
                 f"{facts.named(layer)} changes by {change / start:.1f} times its "
                 "initial size in the smallest model: the rules hold for small steps; "
                 "lower the learning rate"
-            )
-            return
-
-
-def _fading(check: Any, axis: str, layers: list[str]) -> Iterator[str]:
-    for layer in layers:
-        step = check.fits[axis][layer].worst
-        if len(check.sizes[axis]) < 3 or abs(step.slope) <= check.tolerance:
-            continue
-        if 0 < step.tail / step.head < 0.8 and abs(step.slope) > 2 * step.steady:
-            yield (
-                f"the slope of {layer} fades with {axis}, from {step.head:+.2f} to "
-                f"{step.tail:+.2f}: an effect of small models; use larger {axis}s, "
-                f"or leave out the smallest"
             )
             return

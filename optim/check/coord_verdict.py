@@ -23,12 +23,10 @@ _INTERVAL = 0.05
 # A few seeds estimate their own spread poorly, so the layers' median counts as this
 # many further seeds (an empirical Bayes estimate of the variance; Smyth 2004).
 _PRIOR = 4
-# Exponents of depth below which slopes have no mistake as their cause. A mistake gives
-# ½ or more; inside of branches more than that, because norms in front of them divide by
-# the stream, whose initial size falls towards its limit with depth.
+# Slopes of depth of correct models of finite depth, which a mistake exceeds: it gives ½
+# or more. Inside of branches both are larger, because norms in front divide by the
+# stream, whose initial size falls towards its limit with depth.
 _STREAM, _INNER = 0.45, 0.65
-# Above this strength, the smallest models are far from the limit of large depth.
-_STRONG = 1.0
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -45,14 +43,10 @@ class CoordCheck:
     - unclear: neither. More seeds narrow the interval. Larger sizes remove effects of
       small models, and help where the interval is narrow, e.g. +0.18 ± 0.01.
 
-    The exponents of depth assume weak branches: that the squares of the multipliers of
-    all branches add up to at most 1 at the smallest depth (`strength`; a²·base_depth
-    for a multiplier a at the base depth). Above it, slopes of depth below 0.45 are
-    unclear rather than wrong, because correct models have them too; the summary says
-    so. The limit is 0.65 for layers inside branches if the stream after them does not
-    grow with depth. In weak branches, a negative slope of depth above -0.65 of a layer
-    inside such branches is unclear: the layer's own update, which shrinks as depth^-½
-    with Depth-μP, may exceed the change that comes from the layers before.
+    In depth, models of few layers have slopes of their own, up to ±0.45 where branch
+    multipliers are large. So slopes below that are unclear rather than wrong; below
+    0.65 for layers inside branches after which the stream does not grow with depth.
+    Smaller branch multipliers or larger depths make a correct model pass.
 
     A layer that is zero at initialization is not judged if its slope is negative: its
     first changes are sums of terms of random signs, under every parametrization.
@@ -64,8 +58,6 @@ class CoordCheck:
       tolerance: the largest |slope| that counts as zero.
       facts: by axis, further measurements for the hints.
       own_loss: whether the loss is the user's own, rather than linear in the outputs.
-      strength: the sum of the squares of the branches' multipliers at the smallest
-        depth; None without branches, or if the multipliers do not fall with depth.
 
     Source: Tensor Programs V (arXiv:2203.03466), appendix D.1.
 
@@ -85,7 +77,6 @@ class CoordCheck:
     tolerance: float = 0.15
     facts: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
     own_loss: bool = False
-    strength: float | None = None
 
     @property
     def slopes(self) -> dict[str, dict[str, float]]:
@@ -171,27 +162,19 @@ class CoordCheck:
             for axis, layers in self.fits.items()
         }
 
-    def _is_excused(self, axis: str, layer: str) -> bool:
-        """Whether correct models of this strength have such a slope of depth."""
-        if self.strength is None or axis != "depth":
-            return False
-        strong, slope = self.strength > _STRONG, self.slopes[axis][layer]
-        if strong:
-            inner = slope > 0 and self.is_in_flat_branch(layer)
-            return abs(slope) < (_INNER if inner else _STREAM)
-        return -_INNER < slope < 0 and self.is_in_flat_branch(layer, lowest=-_HALFWAY)
+    def _is_finite_depth(self, axis: str, layer: str) -> bool:
+        """Whether correct models of few layers have such a slope."""
+        limit = _INNER if self._is_in_flat_branch(layer) else _STREAM
+        return axis == "depth" and abs(self.slopes[axis][layer]) < limit
 
-    def is_in_flat_branch(self, layer: str, lowest: float = -_STREAM) -> bool:
-        """Whether a layer is in a branch after which the stream is flat in depth.
-
-        The stream grows at no relative depth, and no slope is as low as `lowest`.
-        """
+    def _is_in_flat_branch(self, layer: str) -> bool:
+        """Whether it is in a branch after which the stream does not grow with depth."""
         layers = self.facts.get("depth", Facts()).layers
         branch = layers[layer][0].branch if layer in layers else ""
-        fits = self.fits["depth"].items()
+        fits = self.fits.get("depth", {}).items()
         stream = [fit for n, fit in fits if n.rpartition("@")[0] == STREAM + branch]
         inside = bool(branch and stream) and not layer.startswith(STREAM)
-        return inside and all(_does_not_grow(fit, lowest) for fit in stream)
+        return inside and all(map(_does_not_grow, stream))
 
     def _starts_at_zero(self, axis: str, layer: str, fit: "Fit") -> bool:
         facts = self.facts.get(axis, Facts())
@@ -205,7 +188,7 @@ class CoordCheck:
         if fit.diverged:
             return Verdict.WRONG
         if any(_is_beyond(step, edge, chance) for step in fit.steps):
-            excused = self._is_excused(axis, layer)
+            excused = self._is_finite_depth(axis, layer)
             return Verdict.UNCLEAR if excused else Verdict.WRONG
         if all(self._is_near_zero(step, edge) for step in fit.steps):
             return Verdict.OK
@@ -275,8 +258,11 @@ class CoordCheck:
             step = self.fits[axis][layer].worst
             size, half = abs(step.slope), step.half_width(_INTERVAL)
             reason = "too uncertain: use more seeds or larger sizes"
-            if size > self.tolerance and self._is_excused(axis, layer):
-                reason = self._excuse()
+            if size > self.tolerance and self._is_finite_depth(axis, layer):
+                reason = (
+                    "below what a mistake in depth gives: use smaller branch "
+                    "multipliers or larger depths"
+                )
             elif self.tolerance < size - half and size + half <= edge:
                 reason = (
                     f"surely between ±{self.tolerance:g} and ±{edge:g}: use larger "
@@ -288,22 +274,6 @@ class CoordCheck:
             for reason, slopes in reasons.items()
         ]
         return f"unclear: none of {count} slopes is wrong; {'; '.join(parts)}"
-
-    def _excuse(self) -> str:
-        """Why correct models of this strength have slopes of depth."""
-        assert self.strength is not None
-        if self.strength <= _STRONG:
-            return (
-                f"inside of weak branches (strength {self.strength:.3g}) after which "
-                "the stream is as it should be: a layer's own update shrinks as "
-                "depth^-½ under Depth-μP. Check again with a trained input layer, or a "
-                "larger branch multiplier"
-            )
-        return (
-            f"of finite depth (strength {self.strength:.3g}) and below what a mistake "
-            "gives: check again with branch multipliers that are "
-            f"{self.strength**0.5:.2g} times smaller"
-        )
 
     @overload
     def plot(self, path: None = None) -> Figures: ...
@@ -383,7 +353,7 @@ class Step(NamedTuple):
 
     Attributes:
       slope: against log size, the mean over seeds; nan if a size did not change.
-      error: its standard error over seeds, or over sizes if there is one seed.
+      error: its standard error over seeds; nan if there is one.
       steady: the standard error, pooled with those of the other layers.
       freedom: degrees of freedom of `steady`.
       head: the slope between the two smallest sizes.
@@ -422,9 +392,9 @@ class Fit(NamedTuple):
         return max(self.steps, key=lambda s: (math.isnan(s.slope), abs(s.slope)))
 
 
-def _does_not_grow(fit: Fit, lowest: float) -> bool:
+def _does_not_grow(fit: Fit) -> bool:
     return not fit.diverged and all(
-        lowest < step.slope <= step.slope + step.half_width(_INTERVAL) <= _HALFWAY
+        -_STREAM < step.slope <= step.slope + step.half_width(_INTERVAL) <= _HALFWAY
         for step in fit.steps
     )
 
@@ -447,7 +417,7 @@ def _fit_layers(
     order = np.argsort(x)
     raw = {name: list(_steps(x[order], c[order])) for name, c in layers.items()}
     seeds = next(iter(layers.values())).shape[-1]
-    freedom = seeds - 1 if seeds > 1 else len(sizes) - 2
+    freedom = seeds - 1
     errors = [s.error for steps in raw.values() for s in steps]
     known = [e for e in errors if math.isfinite(e)]
     usual = float(np.median(known)) if known else math.nan
@@ -477,8 +447,6 @@ def _steps(x: np.ndarray, change: np.ndarray) -> Iterator[Step]:
             slopes = centred @ y / (centred**2).sum()
             local = np.diff(y, axis=0) / np.diff(x)[:, None]  # (intervals, seeds)
             error, half = _seed_errors(slopes, local[-1])
-            if len(slopes) == 1:
-                error, half = _residual_error(centred, y[:, 0]), 0.0
             slope, head, tail = (float(s.mean()) for s in (slopes, *local[[0, -1]]))
         yield Step(slope, error, math.nan, 0, head, tail, half, moves)
 
@@ -490,15 +458,6 @@ def _seed_errors(slopes: np.ndarray, tails: np.ndarray) -> tuple[float, float]:
         return math.nan, 0.0
     error, spread = (s.std(ddof=1) / math.sqrt(count) for s in (slopes, tails))
     return float(error), float(special.stdtrit(count - 1, 1 - _INTERVAL) * spread)
-
-
-def _residual_error(centred: np.ndarray, y: np.ndarray) -> float:
-    """The slope's standard error from the scatter around the line."""
-    if len(y) < 3 or not np.all(np.isfinite(y)):
-        return math.nan
-    slope, level = np.polyfit(centred, y, 1)
-    left = y - slope * centred - level
-    return float(np.sqrt((left**2).sum() / (len(y) - 2) / (centred**2).sum()))
 
 
 def _log(change: np.ndarray) -> np.ndarray:
