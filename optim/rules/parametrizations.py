@@ -259,194 +259,61 @@ _SP_ROWS = {
 _YAIDA = "Yaida 2022 (arXiv:2210.04909), eqs. 3.16-3.20"
 _TP5 = "Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), Table 3"
 _TP6 = "Yang et al. 2023, Tensor Programs VI (arXiv:2310.02244)"
+_DEY = "Dey et al. 2025 (arXiv:2505.01618), Table 1"
 
 
-def sp() -> Parametrization:
-    """Standard parametrization: 1/fan_in initial variance, one learning rate.
-
-    Examples:
-      >>> sp().scaled
-      False
-    """
-    return Parametrization(
-        "sp", _SP_ROWS, "He et al. 2015 (arXiv:1502.01852)", scaled=False
-    )
-
-
-def meta_principled(s: float = 1.0) -> Parametrization:
-    """Yaida's one-parameter family, from NTK (s=0) to maximal update (s=1).
-
-    Yaida derives the learning rates of SGD. Those of the other optimizer families at
-    s < 1 are our extension. The output bias starts at n^(-s/2) in eq. 3.17; here its
-    initial value does not change with width, and zoo models start it at zero.
-
-    Args:
-      s: metaparameter in [0, 1]. Outside of this range the output (s < 0) or the
-        differentials of the kernel (s > 1) grow with width.
-
-    Raises:
-      ValueError: s is outside [0, 1].
-
-    Source: Yaida 2022 (arXiv:2210.04909), eqs. 3.16-3.20.
-
-    Examples:
-      >>> meta_principled(s=0.5).rows[Role.OUTPUT].init
-      Powers(fan_in=-1, fan_out=0.0, last=0.25)
-    """
+def _meta_principled(s: float = 1.0) -> Parametrization:
     if not 0 <= s <= 1:
+        # The output (s < 0) or the differentials of the kernel (s > 1) grow with width.
         raise ValueError(
             f"s={s} must lie in [0, 1]: 0 is NTK, 1 is μP (Yaida eq. 3.15)"
         )
     return Parametrization(f"meta_principled(s={s:g})", _s_family(s), _YAIDA)
 
 
-def ntk() -> Parametrization:
-    """NTK parametrization, s = 0: features freeze as width grows.
-
-    Source: Yaida 2022 (arXiv:2210.04909), eqs. 3.16-3.20.
-    """
-    return dataclasses.replace(meta_principled(0.0), name="ntk")
+def _mup(name: str, citation: str, **depth: Any) -> Parametrization:
+    return Parametrization(name, _s_family(1.0), citation, **depth)
 
 
-def mup() -> Parametrization:
-    """Maximal update (μP), s = 1, over width only; depth is not scaled.
-
-    Source: Tensor Programs V (arXiv:2203.03466), Table 3.
-    """
-    return Parametrization("mup", _s_family(1.0), _TP5)
+def _residual(alpha: float, gamma: float) -> Parametrization:
+    name, citation = f"residual(alpha={alpha:g}, gamma={gamma:g})", "Definition 6.2"
+    return _mup(name, f"{_TP6}, {citation}", alpha=alpha, gamma=gamma)
 
 
-def mean_field() -> Parametrization:
-    """μP in the gauge of Bordelon et al., where weights are of order one.
-
-    Source: Bordelon et al. 2023 (arXiv:2309.16620), Table 1.
-    """
-    return Parametrization(
-        "mean_field",
-        _s_family(1.0),
-        "Bordelon et al. 2023 (arXiv:2309.16620), Table 1",
-        gauge=GAUGES["mean_field"],
-    )
-
-
-def residual(alpha: float, gamma: float) -> Parametrization:
-    """μP in width, with any exponents (alpha, gamma) of depth.
-
-    A branch is multiplied by M^-alpha, updates inside branches by M^-gamma. The limit
-    of large depth is stable and nontrivial exactly if alpha + gamma = 1 and
-    alpha >= 1/2.
-
-    Args:
-      alpha: exponent of the branch multiplier.
-      gamma: exponent of the update.
-
-    Source: Tensor Programs VI, Definition 6.2; Claims 7.1 and 7.2 (stability).
-
-    Examples:
-      >>> residual(alpha=0.5, gamma=0.0).name
-      'residual(alpha=0.5, gamma=0)'
-    """
-    return Parametrization(
-        f"residual(alpha={alpha:g}, gamma={gamma:g})",
-        _s_family(1.0),
-        f"{_TP6}, Definition 6.2",
-        alpha=alpha,
-        gamma=gamma,
-    )
-
-
-def depth_mup() -> Parametrization:
-    """Depth-μP: alpha = gamma = 1/2, the optimum for branches of one layer.
-
-    For branches of two or more layers it is stable, but not optimal (section 9);
-    `completep` is the default of such models.
-
-    Source: Tensor Programs VI, Table 1 and Claim 7.5.
-    """
-    point = residual(0.5, 0.5)
-    return dataclasses.replace(
-        point, name="depth_mup", citation=f"{_TP6}, Table 1 and Claim 7.5"
-    )
-
-
-def ode() -> Parametrization:
-    """Branches times 1/M, updates unscaled: the limit is an ODE over layers.
-
-    Source: Tensor Programs VI, Claim 7.4.
-    """
-    point = residual(1.0, 0.0)
-    return dataclasses.replace(point, name="ode", citation=f"{_TP6}, Claim 7.4")
-
-
-def completep(alpha: float = 1.0) -> Parametrization:
-    """CompleteP: μP with alpha in [1/2, 1] and gamma = 1 - alpha.
-
-    The rules include biases and norm parameters of the branches, and eps. Learning
-    rate times weight decay is the same at every size, which is CompleteP's rule at
-    alpha = 1; for alpha < 1 its reference code does not scale weight decay by depth.
-
-    Raises:
-      ValueError: alpha is outside [1/2, 1].
-
-    Source: Dey et al. 2025 (arXiv:2505.01618), Table 1.
-
-    Examples:
-      >>> completep(alpha=0.75).gamma
-      0.25
-    """
+def _completep(alpha: float = 1.0) -> Parametrization:
     if not 0.5 <= alpha <= 1:
         raise ValueError(
             f"alpha={alpha} must lie in [1/2, 1]; for any other point write "
             "residual(alpha=..., gamma=...)"
         )
-    return dataclasses.replace(
-        residual(alpha, 1 - alpha),
-        name=f"completep(alpha={alpha:g})",
-        citation="Dey et al. 2025 (arXiv:2505.01618), Table 1",
-    )
+    return _mup(f"completep(alpha={alpha:g})", _DEY, alpha=alpha, gamma=1 - alpha)
 
 
-def relu_mlp() -> Parametrization:
-    """μP for a plain ReLU MLP: every learning rate times M^-3/2.
-
-    For networks without residual branches. The theorem holds for the first step of SGD
-    at batch size one, to first order in a small learning rate. Later steps, larger
-    batches and the other optimizer families are our extension. There, the measured
-    change of the last preactivations has the same power of depth: its square grows as
-    L^3 under SGD and under gradients normalized per layer, and as L^2.9 under sign
-    updates, between depths 8 and 64 (`pytest tests/test_laws.py -m ""`). After hundreds
-    of steps the best learning rate falls less than L^-3/2 (`mlp-adam` and `mlp-sgd` in
-    papers/figures.md): tune a plain network at its own depth.
-
-    Source: Jelassi et al. 2023 (arXiv:2305.07810), Theorem 1.1.
-
-    Examples:
-      >>> relu_mlp().gamma
-      1.5
-    """
-    return Parametrization(
+# By name, functions of their options; `parametrization` describes them.
+_REGISTRY: dict[str, Callable[..., Parametrization]] = {
+    "sp": lambda: Parametrization(
+        "sp", _SP_ROWS, "He et al. 2015 (arXiv:1502.01852)", scaled=False
+    ),
+    "ntk": lambda: Parametrization("ntk", _s_family(0.0), _YAIDA),
+    "mup": lambda: _mup("mup", _TP5),
+    "mean_field": lambda: _mup(
+        "mean_field",
+        "Bordelon et al. 2023 (arXiv:2309.16620), Table 1",
+        gauge=GAUGES["mean_field"],
+    ),
+    "meta_principled": _meta_principled,
+    "depth_mup": lambda: _mup(
+        "depth_mup", f"{_TP6}, Table 1 and Claim 7.5", alpha=0.5, gamma=0.5
+    ),
+    "ode": lambda: _mup("ode", f"{_TP6}, Claim 7.4", alpha=1.0),
+    "completep": _completep,
+    "residual": _residual,
+    "relu_mlp": lambda: _mup(
         "relu_mlp",
-        _s_family(1.0),
         "Jelassi et al. 2023 (arXiv:2305.07810), Theorem 1.1",
         gamma=1.5,
         branches_only=False,
-    )
-
-
-_REGISTRY: dict[str, Callable[..., Parametrization]] = {
-    f.__name__: f
-    for f in (
-        sp,
-        ntk,
-        mup,
-        mean_field,
-        meta_principled,
-        depth_mup,
-        ode,
-        completep,
-        residual,
-        relu_mlp,
-    )
+    ),
 }
 
 
@@ -483,6 +350,27 @@ def parametrization(
     **options: Any,
 ) -> Parametrization:
     """Look up a parametrization by name.
+
+    - "sp": standard, with an initial variance of 1/fan_in and one learning rate.
+    - "ntk", "mup": s = 0 (features freeze as width grows) and s = 1 (maximal update) of
+      Yaida's family, over width alone. "mean_field" is μP with weights of order one.
+    - "meta_principled" (`s`): all of that family, s in [0, 1]. Yaida derives the rates
+      of SGD; those of other optimizers at s < 1 are our extension. The output bias
+      starts at n^(-s/2) in eq. 3.17; here its initial value does not change.
+    - "residual" (`alpha`, `gamma`): μP with branches times M^-alpha and updates inside
+      them times M^-gamma; the limit of large depth is stable and nontrivial exactly if
+      alpha + gamma = 1 and alpha >= 1/2 (Tensor Programs VI, Claims 7.1 and 7.2).
+    - "depth_mup": alpha = gamma = 1/2, the optimum for branches of one layer; for more
+      it is stable but not optimal (section 9). "ode": alpha = 1, gamma = 0.
+    - "completep" (`alpha` in [1/2, 1]): gamma = 1 - alpha. The rules include biases and
+      norms of the branches, and eps. Learning rate times weight decay is the same at
+      every size; CompleteP's reference code agrees at alpha = 1 only.
+    - "relu_mlp": for plain ReLU networks, every learning rate times M^-3/2. The theorem
+      holds for the first step of SGD at batch size one. Later steps, larger batches and
+      other optimizers are our extension: there, the change of the last preactivations
+      has the same power of depth (`pytest tests/test_laws.py -m ""`). After hundreds
+      of steps the best rate falls less (`mlp-adam` and `mlp-sgd` in papers/figures.md):
+      tune a plain network at its own depth.
 
     Args:
       name: one of `list_parametrizations()`. A `Parametrization` is returned with the
