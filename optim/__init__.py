@@ -10,25 +10,19 @@ from .apply.chain_warning import ChainWarning
 from .apply.groups import (
     for_modules,
     match_paths,
-    scale_by_path,
     scale_init_by_path,
 )
 from .apply.init import apply_multipliers, rescale_init
+from .apply.matrix_optimizers import adam_h, muon, muon_h, scion, shampoo, soap
 from .apply.optimizers import (
     adafactor,
     adam,
-    adam_h,
     adamw,
     build_optimizer,
     lamb,
     lion,
-    muon,
-    muon_h,
     schedule_free,
-    scion,
     sgd,
-    shampoo,
-    soap,
 )
 from .apply.transforms import (
     normalize_gradients,
@@ -101,7 +95,6 @@ __all__ = [
     "parametrization",
     "rescale_init",
     "scale_by_parametrization",
-    "scale_by_path",
     "scale_init_by_path",
     "scale_schedule",
     "schedule_free",

@@ -19,8 +19,18 @@ RATE = {
     "adam": lambda s: optim.adam(1e-2, s, eps=1e-3),
     "adamw": lambda s: optim.adamw(1e-2, s, eps=1e-3, weight_decay=0.1),
     "lion": lambda s: optim.lion(1e-3, s, weight_decay=0.1),
-    "muon": lambda s: optim.muon(1e-2, s, weight_decay=0.1),
+    "muon": lambda s: optim.muon(1e-2, s, weight_decay=0.1, per_head=has_heads(s)),
+    "muon of whole kernels": lambda s: optim.muon(1e-2, s, split_fused=False),
+    # Null spaces of gradients are rounding, which only an eps keeps small.
+    "soap": lambda s: optim.soap(1e-2, s, eps=1e-3, weight_decay=0.1),
+    "shampoo": lambda s: optim.shampoo(1e-2, s, weight_decay=0.1),
+    "scion": lambda s: optim.scion(1e-2, s, weight_decay=0.1, per_head=has_heads(s)),
     "adam_h": lambda s: optim.adam_h(1e-2, s, eps=1e-3),
+    "muon_h": lambda s: optim.muon_h(1e-2, s, per_head=has_heads(s)),
+    "schedule-free adamw": lambda s: optim.schedule_free(
+        optim.adamw, 1e-2, s, eps=1e-3, weight_decay=0.1
+    ),
+    "schedule-free muon": lambda s: optim.schedule_free(optim.muon, 1e-2, s),
     "lamb": lambda s: optim.lamb(1e-2, s, weight_decay=0.1),
     "adafactor": lambda s: optim.adafactor(1e-2, s),
     # Clipping compares sizes, so it comes after the normalization.
@@ -34,6 +44,10 @@ RATE = {
 }
 
 
+def has_heads(scales):
+    return any(part.head_shape for s in scales.values() for part in s.parts)
+
+
 def parameters(width, depth, attends, gain, key):
     keys = iter(jax.random.split(key, 8 * depth + 2))
 
@@ -44,7 +58,7 @@ def parameters(width, depth, attends, gain, key):
     for _ in range(depth):
         block = {}
         if attends:
-            names = "qkvo" if attends == "apart" else "o"
+            names = "qkvo" if attends in ("apart", "heads") else "o"
             block = {name: kernel(width, width) for name in names}
         if attends == "fused":
             block |= {"qkv": kernel(width, 3 * width), "c": kernel(3 * width)}
@@ -64,14 +78,21 @@ def queries_keys_and_values(w, h):
     return jnp.split(y, 3, -1) if y.ndim == 3 else jnp.unstack(y, axis=2)
 
 
-def forward(branch, logit):
+def attention(q, k, v, logit, head):
+    """Of one head that grows, or of heads of a size."""
+    b, t, n = q.shape
+    q, k, v = (x.reshape(b, t, -1, head or n) for x in (q, k, v))
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) * logit)
+    return jnp.einsum("bhts,bshd->bthd", weights, v).reshape(b, t, n)
+
+
+def forward(branch, logit, head=None):
     def run(params, x):
         x = x @ params["in"]
         for w in params["blocks"]:
             if "o" in w:
                 q, k, v = queries_keys_and_values(w, jnp.tanh(x))
-                a = jax.nn.softmax(q @ k.swapaxes(-1, -2) * logit) @ v
-                x = x + branch * (a @ w["o"])
+                x = x + branch * (attention(q, k, v, logit, head) @ w["o"])
             y = jnp.tanh(x @ w["up"]) @ w["down"] + w["bias"][None, None]
             if "gain" in w:
                 y = y / jnp.sqrt(jnp.mean(y**2, -1, keepdims=True) + 1e-2)
@@ -88,13 +109,13 @@ def double():
         yield
 
 
-@settings(max_examples=8, deadline=None)
+@pytest.mark.parametrize("optimizer", RATE)
+@settings(max_examples=1, deadline=None)
 @given(
-    st.sampled_from(sorted(RATE)),
     st.sampled_from(["depth_mup", "completep"]),
     st.integers(2, 5),
     st.integers(2, 4),
-    st.sampled_from(["", "apart", "fused", "an axis"]),
+    st.sampled_from(["", "apart", "heads", "fused", "an axis"]),
     st.booleans(),
 )
 def test_carried_equals_multiplied(optimizer, name, wider, deeper, attends, gain):
@@ -109,9 +130,10 @@ def test_carried_equals_multiplied(optimizer, name, wider, deeper, attends, gain
         # One model divides its logits by the width, the other by the root of it.
         branch = deeper**-alpha if multiplies else 1.0
         logit = (1 / wider if multiplies else wider**-0.5) / BASE[0]
-        run = forward(branch, logit)
+        head = BASE[0] if attends == "heads" else None
+        run = forward(branch, 1 / head if head else logit, head)
         scales = optim.infer_scales(
-            (forward(1.0, 1 / BASE[0]), small),
+            (forward(1.0, 1 / BASE[0], head), small),
             (run, large),
             inputs=(x,),
             parametrization=name,
@@ -140,7 +162,8 @@ def with_layout(params, layout):
     return params | {"blocks": [change(block) for block in params["blocks"]]}
 
 
-@pytest.mark.parametrize("optimizer", RATE)
+# A whole fused kernel is another matrix than its three parts.
+@pytest.mark.parametrize("optimizer", [o for o in RATE if "whole" not in o])
 def test_fused_queries_keys_and_values_train_as_separate_ones(optimizer):
     wider, deeper = 3, 2
     key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 3, 5))

@@ -28,6 +28,7 @@ def scales_for(base, name="mup"):
 
 PARAMS = mlp(32)
 SCALES = scales_for(8)
+GROUPS = optim.for_modules(SCALES, {"embed": {"learning_rate": 4.0}})
 LABELS = {"embed": "a", "hidden": "b", "head": "b"}
 RATE = optax.scale_by_learning_rate(0.1)
 DECAY = optax.add_decayed_weights(0.1)
@@ -47,8 +48,8 @@ def normalize(scales=SCALES):
     return optim.normalize_gradients(scales)
 
 
-def groups(factor=4.0):
-    return optim.scale_by_path({"embed": factor}, SCALES)
+def frozen():
+    return masked(optax.set_to_zero(), "embed")
 
 
 def adam(**options):
@@ -95,7 +96,6 @@ DECAYS = ("the weight decay of 'head'", "put add_decayed_weights after")
 GROWS = ("makes the weights grow", "before the learning rate")
 CLIMBS = ("points along its gradient", "the learning rate needs a minus")
 NORMALIZES = ("normalize_gradients changes its size", "drop it with SGD")
-IDLE = ("factors of scale_by_path have no effect on the update of 'embed'",)
 ALONE = ("is its weight decay alone", "freeze it after the decay")
 UNSCALED = ("no transform of optim.chain scales", "put optim.scale_by_parametrization")
 
@@ -190,7 +190,7 @@ WRONG = {
         ("makes the weights grow", "make it positive"),
     ),
     "freezing before a decay": (
-        (normalize(), ADAM, scale(), groups(0.0), DECAY, RATE),
+        (normalize(), ADAM, scale(), frozen(), DECAY, RATE),
         ALONE,
     ),
     "freezing by Optax before a decay": (
@@ -201,16 +201,6 @@ WRONG = {
     "a rate after an alias": ((adam(), RATE), CLIMBS),
     "no rate": ((normalize(), ADAM, scale()), CLIMBS),
     "a hidden rate": ((normalize(), optax.adam(1e-2), scale(), RATE), CLIMBS),
-    # Groups.
-    "groups before adam": ((groups(), normalize(), ADAM, scale(), RATE), IDLE),
-    "groups after decay": (
-        (LION, scale(), DECAY, groups(), RATE),
-        ("also scale the weight decay of 'embed'", "before add_decayed_weights"),
-    ),
-    "groups after an alias with decay": (
-        (adamw(), groups()),
-        ("also scale the weight decay of 'embed'", "optim.for_modules"),
-    ),
     # Masks.
     "frozen by a mask": (
         (masked(adam(), "embed", "head"),),
@@ -281,11 +271,11 @@ UNSURE = {
     ),
     "noise": (
         (optax.add_noise(1e-6, 0.0, 0), sgd()),
-        "without a gradient and a weight",
+        "does not follow its gradient alone: it is noise",
     ),
     "a step size of its own": (
         (contrib.dog(), scale("sgd")),
-        "depends on the gradients of other parameters",
+        "a step size found from other parameters' gradients",
     ),
     "a user's shapes": (
         (sgd(), optax.stateless(lambda u, _: jax.tree.map(jnp.multiply, u, PARAMS))),
@@ -360,10 +350,9 @@ RIGHT = {
     "a part frozen": lambda chain: chain(
         optax.partition({"a": adam(), "b": optax.set_to_zero()}, LABELS)
     ),
-    "groups": lambda chain: chain(normalize(), ADAM, scale(), groups(), DECAY, RATE),
-    "groups after an alias": lambda chain: chain(adam(), groups()),
-    "groups before sgd": lambda chain: chain(groups(), sgd()),
-    "a group frozen": lambda chain: chain(adamw(), groups(0.0)),
+    "groups": lambda chain: chain(
+        normalize(GROUPS), ADAM, optim.scale_by_parametrization(GROUPS), DECAY, RATE
+    ),
 }
 
 
@@ -390,17 +379,6 @@ def test_right_chains_are_not_refused_and_are_optaxs(case):
     assert texts[0] == texts[1]
     if case != "ascent on a scaled loss":
         assert optim.check_chain(theirs, SCALES).hints == ()
-
-
-def test_groups_are_scaled_between_the_scaling_and_the_decay():
-    tx, plain = (
-        RIGHT["groups"](optax.chain),
-        optax.chain(normalize(), ADAM, scale(), RATE),
-    )
-    one, other = (t.update(PARAMS, t.init(PARAMS), PARAMS)[0] for t in (tx, plain))
-    for name, factor in (("embed", 4.0), ("hidden", 1.0)):
-        wanted = factor * other[name] - 0.1 * 0.1 * PARAMS[name]
-        assert jnp.allclose(one[name], wanted, rtol=1e-5)
 
 
 def test_a_chain_adds_no_state_and_compiles_once():

@@ -118,6 +118,14 @@ OPTIMIZERS = {
     "muon": functools.partial(
         optim.muon, 0.03, eps=1e-2, weight_decay=0.1, adam_weight_decay=0.2
     ),
+    "soap": functools.partial(optim.soap, 0.03, eps=1e-2, weight_decay=0.1),
+    "shampoo": functools.partial(optim.shampoo, 0.03, weight_decay=0.1),
+    "scion": functools.partial(optim.scion, 0.03, weight_decay=0.1),
+    "adam_h": functools.partial(optim.adam_h, 0.03, eps=1e-2),
+    "muon_h": functools.partial(optim.muon_h, 0.03),
+    "schedule_free": functools.partial(
+        optim.schedule_free, optim.adamw, 0.03, eps=1e-2, weight_decay=0.1
+    ),
     "lamb": functools.partial(optim.lamb, 0.03, eps=1e-2, weight_decay=0.1),
     "adafactor": functools.partial(
         optim.adafactor, 0.03, min_dim_size_to_factor=4, weight_decay_rate=1e-2
@@ -129,6 +137,9 @@ OPTIMIZERS = {
         optim.adafactor, 0.03, multiply_by_parameter_scale=False
     ),
 }
+
+
+MATRICES = ("muon", "soap", "shampoo", "scion", "muon_h")
 
 
 def train(model, point, scales, optimizer, weights):
@@ -195,9 +206,9 @@ points = st.one_of(
 @pytest.mark.filterwarnings("ignore:the readout")  # the weights are arbitrary
 @pytest.mark.parametrize(
     "optimizer",
-    # Muon's orthogonalization alone takes as long as all the others.
+    # Orthogonalization alone takes as long as all the others.
     [
-        pytest.param(name, marks=pytest.mark.long) if name == "muon" else name
+        pytest.param(name, marks=pytest.mark.long) if name in MATRICES else name
         for name in OPTIMIZERS
     ],
 )

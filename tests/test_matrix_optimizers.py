@@ -275,12 +275,26 @@ def test_a_number_of_steps_or_a_size_below_one_is_an_error(name, key):
 
 
 @pytest.mark.parametrize("name", ["adam_h", "muon_h"])
-def test_a_matrix_of_zeros_on_a_sphere_is_an_error(name):
-    params = {k: jnp.zeros(s) for k, s in model(N).items()}
-    with pytest.raises(ValueError, match=r"'mid' starts at zero, and \w+_h keeps its"):
-        getattr(optim, name)(0.1, scales_of()).init(params)
+def test_a_sphere_and_an_average_of_weights_do_not_go_together(name):
     with pytest.raises(ValueError, match="leave the sphere"):
         optim.schedule_free(getattr(optim, name), 0.1, scales_of())
+
+
+@pytest.mark.parametrize("name", ["adam_h", "muon_h"])
+def test_a_matrix_of_zeros_grows_to_its_sphere_and_stays(name):
+    """Its radius is that of entries fan_in^-1/2, which is also the rule's ratio."""
+    tx = getattr(optim, name)(0.1, scales_of())
+    params = jax.tree.map(jnp.zeros_like, drawn(0))
+    state, norms = tx.init(params), []
+    for _ in range(30):
+        updates, state = jax.jit(tx.update)(drawn(1), state, params)
+        params = optax.apply_updates(params, updates)
+        norms.append(float(jnp.linalg.norm(params["mid"])))
+    radius = (2 * N) ** 0.5
+    angle = 0.1 * float(optim.explain(scales_of(), name).rows["mid"].learning_rate)
+    assert norms[0] == pytest.approx(angle * radius, rel=0.02)
+    assert min(np.diff(norms)) > -1e-5  # rounding
+    assert norms[-1] == pytest.approx(radius)
 
 
 # --- depth ---

@@ -264,10 +264,25 @@ def test_factors_transfer_with_size_batch_and_parametrization():
     assert "mid/w: also times learning_rate 3" in text
 
 
-def test_an_own_chain_does_not_drop_groups():
-    scales = optim.for_modules(SCALES, {"^mid": {"learning_rate": 3.0}})
-    with pytest.raises(ValueError, match="factors of 'mid/w' from for_modules"):
-        optim.scale_by_parametrization(scales)
+def test_an_own_chain_has_the_factors_of_groups():
+    groups = {"^mid": {"learning_rate": 3.0, "multiplier": 2.0}}
+    scales = optim.for_modules(SCALES, groups)
+    chain = optax.chain(
+        optim.normalize_gradients(scales),
+        optax.scale_by_adam(),
+        optim.scale_by_parametrization(scales, "adam"),
+        optax.scale_by_learning_rate(0.1),
+    )
+    params = mlp(8)
+    updates = [
+        tx.update(params, tx.init(params), params)[0]
+        for tx in (chain, optim.adam(0.1, scales))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *updates)
+    for factor in ("weight_decay", "b1_memory"):
+        scales = optim.for_modules(SCALES, {"^mid": {factor: 3.0}})
+        with pytest.raises(ValueError, match="but scale_by_parametrization has no"):
+            optim.scale_by_parametrization(scales)
 
 
 @pytest.mark.parametrize(
@@ -288,24 +303,6 @@ def test_an_own_chain_does_not_drop_groups():
 def test_a_mistake_is_one_sentence(modules, words):
     with pytest.raises(ValueError, match=words):
         optim.for_modules(SCALES, modules)
-    if not isinstance(modules, dict):
-        return
-    if not any(modules.values()):
-        with pytest.raises(ValueError, match=words):
-            optim.scale_by_path(dict.fromkeys(modules, 2.0), SCALES)
-
-
-@pytest.mark.parametrize(
-    ("factors", "words"),
-    [
-        (3, "factors=3 must be a mapping from patterns"),
-        ({"^in": "a"}, "the factor of .* is 'a'; pass a number"),
-        *(({"^in": x}, "finite, and not neg") for x in (np.nan, np.inf, -1.0)),
-    ],
-)
-def test_a_factor_of_updates_that_is_wrong_is_named(factors, words):
-    with pytest.raises(ValueError, match=words):
-        optim.scale_by_path(factors, SCALES)
 
 
 # ----- Configs and sweeps.

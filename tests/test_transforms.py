@@ -203,16 +203,22 @@ STATIC = {
     "adafactor": ("min_dim_size_to_factor", "decay_offset"),
     **dict.fromkeys(("muon", "scion", "muon_h"), ("ns_steps",)),
     **dict.fromkeys(("soap", "shampoo"), ("precondition_frequency", "block_size")),
+    "schedule_free": ("optimizer",),
+}
+OPTIONS = {
+    "sgd": {"momentum": 0.9},
+    "soap": {"eps": 1e-2},
+    "schedule_free": {"optimizer": optim.adamw},
 }
 
 
-@pytest.mark.parametrize("alias", [a for a in ALIASES if a != "schedule_free"])
+@pytest.mark.parametrize("alias", ALIASES)
 def test_injected_hyperparameters_can_be_changed(alias):
     maker, static = getattr(optim, alias), STATIC.get(alias, ())
-    options = {"sgd": {"momentum": 0.9}, "soap": {"eps": 1e-2}}.get(alias, {})
+    options = OPTIONS.get(alias, {})
     # The scales pass as they are: neither a number nor a schedule.
     make = optax.inject_hyperparams(maker, static_args=static)
-    tx = make(0.01, SCALES, **options)
+    tx = make(learning_rate=0.01, scales=SCALES, **options)
     params, state = run(tx)
     same(params, run_alias(alias), rtol=1e-4, atol=1e-5)
     assert "scales" not in state.hyperparams
@@ -221,13 +227,19 @@ def test_injected_hyperparameters_can_be_changed(alias):
         if name in state.hyperparams:
             state.hyperparams[name] = jnp.float32(0.0)
     updates, _ = jit(tx.update)(GRADS, state, PARAMS)
-    assert not any(jnp.any(x) for x in jax.tree.leaves(updates))
+    # The average of weights goes on without a learning rate.
+    stays = not any(jnp.any(x) for x in jax.tree.leaves(updates))
+    assert stays == (alias != "schedule_free")
 
 
-@pytest.mark.parametrize("alias", [a for a in ALIASES if a != "schedule_free"])
+@pytest.mark.parametrize("alias", ALIASES)
 def test_a_schedule_is_the_rate_of_each_step(alias):
-    tx = ALIASES[alias](lambda step: jnp.where(step < 2, 0.01, 0.0), SCALES)
     constant = ALIASES[alias](0.01, SCALES)
+    if alias == "schedule_free":  # averages by the rates, which may not be zero
+        tx = ALIASES[alias](lambda step: jnp.where(step < 2, 0.01, 0.02), SCALES)
+        same(run(tx, steps=2)[0], run(constant, steps=2)[0], rtol=1e-5, atol=1e-6)
+        return
+    tx = ALIASES[alias](lambda step: jnp.where(step < 2, 0.01, 0.0), SCALES)
     same(run(tx, steps=4)[0], run(constant, steps=2)[0], rtol=1e-5, atol=1e-6)
 
 
@@ -305,7 +317,7 @@ def test_states_can_be_mapped_as_parameters(alias):
     assert len(kinds) == len(jax.tree.leaves(state))
 
 
-@pytest.mark.parametrize("alias", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("alias", ["sgd", "adamw", "muon", "soap", "muon_h"])
 def test_nnx_optimizers_train(alias):
     class Model(nnx.Module):
         def __init__(self, width, rngs):

@@ -6,8 +6,6 @@ depth, batch size and length multiply them as they are.
 
 import dataclasses
 import difflib
-import math
-import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -23,7 +21,7 @@ from ..scales.patterns import Pattern
 from ..scales.probe import Acting, Kind
 from ..scales.table import Scales, check_scales
 from .initial_sizes import scaled_by_path
-from .transforms import multiplied, multiply_leaves
+from .transforms import multiplied
 
 _ROLE = "role:"
 
@@ -101,61 +99,6 @@ def _no_match(pattern: str, scales: Scales) -> str:
     return message
 
 
-def scale_by_path(
-    factors: Mapping[str, Any], scales: Scales
-) -> optax.GradientTransformation:
-    """Multiply the updates of groups of parameters.
-
-    Put it after `scale_by_parametrization` and before weight decay and learning rate.
-    It acts in the same way on the base and on the target. For an optimizer of
-    `mupax.optim`, use `for_modules` instead.
-
-    Args:
-      factors: {pattern as in `match_paths`: factor}. Other parameters keep their
-        updates. A factor may be traced, e.g. an axis of `jax.vmap`.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-
-    Returns:
-      A stateless `optax.GradientTransformation`.
-
-    Raises:
-      ValueError: a factor is not a number; see `match_paths` for the rest.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.scale_by_path({"^in$": 0.5}, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
-      >>> float(updates["in"][0, 0]), float(updates["out"][0, 0])
-      (0.5, 1.0)
-
-    Source: Mlodozeniec et al. 2025 (arXiv:2512.22382).
-    """
-    _check_mapping("factors", factors, "0.5")
-    for pattern, factor in factors.items():
-        if not isinstance(factor, numbers.Real) and not hasattr(factor, "dtype"):
-            raise ValueError(f"the factor of {pattern!r} is {factor!r}; pass a number")
-        if isinstance(factor, numbers.Real) and not 0 <= float(factor) < math.inf:
-            raise ValueError(
-                f"the factor of {pattern!r} is {factor}; it must be finite, and not "
-                "negative"
-            )
-    pattern_of = match_paths(factors, scales)
-    by_path = {path: factors[key] for path, key in pattern_of.items()}
-    return multiply_leaves(Kind.GROUPS, by_path, scales)
-
-
-def _check_mapping(name: str, given: Any, example: str) -> None:
-    if not isinstance(given, Mapping):
-        raise ValueError(
-            f"{name}={given!r} must be a mapping from patterns, e.g. "
-            f"{{'role:output': {example}}}"
-        )
-
-
 def for_modules(
     scales: Scales, modules: Mapping[str, Module | Mapping[str, Any]]
 ) -> Scales:
@@ -188,7 +131,11 @@ def for_modules(
     Source: Mlodozeniec et al. 2025 (arXiv:2512.22382).
     """
     known = [field.name for field in dataclasses.fields(Module)]
-    _check_mapping("modules", modules, "{'learning_rate': 2.0}")
+    if not isinstance(modules, Mapping):
+        raise ValueError(
+            f"modules={modules!r} must be a mapping from patterns, e.g. "
+            "{'role:output': {'learning_rate': 2.0}}"
+        )
     parsed = {}
     for pattern, given in modules.items():
         if not isinstance(given, Module):
@@ -291,45 +238,6 @@ def averaged(
     return optax.partition({"": make(b1, b2), **links}, labels)
 
 
-def refuse(scales: Scales, optimizer: str, *, betas: bool, decay: bool) -> None:
-    """Raise a `ValueError` if a group has a factor that the optimizer cannot use.
-
-    Args:
-      scales: of the model.
-      optimizer: its name.
-      betas: whether it has a β1 and a β2 per group.
-      decay: whether it has a weight decay.
-    """
-    for path, module in scales.modules.items():
-        if module.remembers and not betas:
-            raise ValueError(
-                f"{path!r} has b1_memory or b2_memory, but {optimizer} has no β1 and "
-                "β2 per group; leave them out, or use adam, adamw, lamb or lion"
-            )
-        if not decay and _changes(module.weight_decay):
-            raise ValueError(
-                f"{path!r} has a factor of weight_decay, but {optimizer} has no weight "
-                "decay of its own; leave the factor out, or use optim.adamw or another "
-                "optimizer that decays"
-            )
-
-
-def _changes(factor: Any) -> bool:
-    return isinstance(factor, jax.Array) or factor != 1
-
-
-def updates_of(scales: Scales, family: str) -> optax.GradientTransformation | None:
-    """The transform of updates by the factors of groups; None without groups."""
-    factors = {path: module.update(family) for path, module in scales.modules.items()}
-    return multiply_leaves(Kind.GROUPS, factors, scales) if factors else None
-
-
-def gradients_of(scales: Scales) -> optax.GradientTransformation | None:
-    """The transform of gradients by the groups' multipliers, for eps."""
-    factors = {path: module.multiplier for path, module in scales.modules.items()}
-    return multiply_leaves(Kind.SHARED, factors, scales) if factors else None
-
-
 def decay_weights(
     decay: optax.GradientTransformation,
     scales: Scales,
@@ -347,19 +255,16 @@ def decay_weights(
     if factors is not None:
         own = {path: m.update("adam") for path, m in scales.modules.items()}
         groups = {path: factor / own[path] for path, factor in groups.items()}
-    kinds = ((Kind.DECAYING, factors or {}), (Kind.SHARED, groups))
-    acting = [Acting(kind, scales, given) for kind, given in kinds if given]
-    if not acting:
+    if not (factors or groups):
         return decay
+    acting = Acting(Kind.DECAYING, scales, factors or {}, groups)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
             raise ValueError(
                 "weight decay needs params: tx.update(grads, state, params)"
             )
-        for one in acting:
-            params = multiplied(params, one)
-        decayed, state = decay.update(updates, state, params)
+        decayed, state = decay.update(updates, state, multiplied(params, acting))
         return decayed, state
 
     return optax.GradientTransformation(decay.init, update)

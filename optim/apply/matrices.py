@@ -1,8 +1,8 @@
-"""Optimizers of hidden matrices, beside a partner for all other parameters."""
+"""Transforms of hidden matrices, as arrays of shape (copies, fan-in, fan-out)."""
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -10,63 +10,16 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from ..rules.multipliers import shape_of
-from ..rules.optimizers import is_hidden_matrix
+from ..rules.multipliers import multipliers, shape_of
 from ..rules.parametrizations import unknown
 from ..scales.paths import flatten, map_with_paths
-from ..scales.probe import Mode, Recorder, mode, running
+from ..scales.probe import mode
 from ..scales.table import Scales
+from .transforms import resolve
 
 Transform: TypeAlias = optax.GradientTransformation
 # A function of arrays of shape (copies, fan-in, fan-out).
 OfMatrices: TypeAlias = Callable[..., jax.Array]
-
-
-def hidden_matrices(scales: Scales, optimizer: str) -> frozenset[str]:
-    """The paths of hidden matrices.
-
-    Raises:
-      ValueError: there are none.
-    """
-    matrices = frozenset(
-        path for path, s in scales.items() if all(map(is_hidden_matrix, s.parts))
-    )
-    if not matrices:
-        raise ValueError(
-            f"no parameter is a hidden matrix, which {optimizer} needs; use "
-            "optim.adamw, or make scales from a base that differs in width"
-        )
-    return matrices
-
-
-def beside(
-    scales: Scales, matrices: frozenset[str], own: Transform, partner: Transform
-) -> Transform:
-    """Hidden matrices by one optimizer, and all other parameters by another."""
-
-    def label(path: str, _: Any) -> str:
-        return "matrices" if path in matrices else "partner"
-
-    transforms = {"matrices": own, "partner": partner}
-    return optax.partition(transforms, functools.partial(map_with_paths, label))
-
-
-def descends(tx: Transform, scales: Scales) -> bool:
-    """Whether a transform is a whole optimizer, whose updates lower the loss.
-
-    Transforms that give updates their size point along the gradient. One that cannot
-    be run on a small tree of these paths counts as whole.
-    """
-    tree = {path: jnp.ones((1,) * len(s.shape)) for path, s in scales.items()}
-    try:
-        with jax.ensure_compile_time_eval(), running(Recorder(Mode.TARGET)):
-            updates, _ = tx.update(tree, tx.init(tree), tree)
-            return not any(bool((u > 0).any()) for u in jax.tree.leaves(updates))
-    except (TypeError, ValueError, KeyError):
-        return True
-
-
-# --- updates of matrices ---
 
 
 # The coefficients of Newton-Schulz steps that `optax.contrib.muon` knows by name: those
@@ -113,18 +66,29 @@ def orthogonalize(
     )
 
 
-def on_matrices(function: OfMatrices, scales: Scales, tree: Any, *rest: Any) -> Any:
+def on_matrices(
+    function: OfMatrices, scales: Scales, tree: Any, *rest: Any, own: Any = None
+) -> Any:
     """Map a function over trees, with each leaf as (copies, fan-in, fan-out).
 
-    It computes in float32 at least; the first tree's dtypes stay.
+    It computes in float32 at least; the first tree's dtypes stay. Leaves of `own` are
+    passed to it as they are.
     """
 
     def apply(path: str, *leaves: jax.Array) -> jax.Array:
-        to, back = _views(scales, path, leaves[0].shape)
-        wide = [to(x).astype(jnp.promote_types(x.dtype, jnp.float32)) for x in leaves]
-        return back(function(*wide)).astype(leaves[0].dtype)
+        count = 1 + len(rest)
+        matrices = [_matrices(scales, path, x) for x in leaves[:count]]
+        changed = function(*matrices, *leaves[count:])
+        back = _views(scales, path, leaves[0].shape)[1]
+        return back(changed).astype(leaves[0].dtype)
 
-    return map_with_paths(apply, tree, *rest)
+    return map_with_paths(apply, tree, *rest, *([] if own is None else [own]))
+
+
+def _matrices(scales: Scales, path: str, leaf: jax.Array) -> jax.Array:
+    """A leaf as (copies, fan-in, fan-out), in float32 at least."""
+    x = _views(scales, path, leaf.shape)[0](leaf)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _views(
@@ -157,6 +121,11 @@ def scale_by_shape(
     return optax.stateless(lambda u, _: map_with_paths(scale, u))
 
 
+def frobenius_norm(x: jax.Array) -> jax.Array:
+    """The Frobenius norm of each matrix."""
+    return jnp.sqrt(jnp.sum(jnp.square(x), axis=(1, 2), keepdims=True))
+
+
 def spectral_norm(x: jax.Array, steps: int = 12) -> jax.Array:
     """The spectral norm of each matrix, by power iteration from its largest row.
 
@@ -175,15 +144,15 @@ def spectral_norm(x: jax.Array, steps: int = 12) -> jax.Array:
         return unit(jnp.einsum("cij,ci->cj", x, jnp.einsum("cij,cj->ci", x, v)))
 
     v = jax.lax.fori_loop(0, steps, step, unit(start))
-    return _norm(jnp.einsum("cij,cj->ci", x, v)[:, :, None])
+    return frobenius_norm(jnp.einsum("cij,cj->ci", x, v)[:, :, None])
 
 
-def scale_by_spectral_norm(scales: Scales) -> Transform:
-    """Divide the update of each matrix by its spectral norm."""
+def divide_by(norm: Callable[[jax.Array], jax.Array], scales: Scales) -> Transform:
+    """Divide the update of each matrix by its norm, unless that is zero."""
 
     def normalize(x: jax.Array) -> jax.Array:
-        norm = spectral_norm(x)
-        return x / jnp.where(norm == 0, 1, norm)
+        size = norm(x)
+        return x / jnp.where(size == 0, 1, size)
 
     return optax.stateless(lambda u, _: on_matrices(normalize, scales, u))
 
@@ -192,21 +161,23 @@ def scale_by_spectral_norm(scales: Scales) -> Transform:
 
 
 class KroneckerState(NamedTuple):
-    """State of `scale_by_shampoo` and `scale_by_soap`.
+    """State of SOAP and Shampoo: trees of the parameters' structure.
 
     Attributes:
       steps: number of updates.
       mu: averages of gradients, of the parameters' shapes.
-      squares: averages of G Gᵀ and Gᵀ G of each block.
-      bases: their inverse roots or eigenvectors.
+      left, right: averages of G Gᵀ and Gᵀ G of each block.
+      rows, columns: their inverse roots, or for SOAP their eigenvectors.
       nu: for SOAP, averages of squares in the eigenbasis; () for Shampoo.
     """
 
     steps: jax.Array
     mu: Any
-    squares: tuple[Any, Any]
-    bases: tuple[Any, Any]
-    nu: Any
+    left: Any
+    right: Any
+    rows: Any
+    columns: Any
+    nu: Any = ()
 
 
 def scale_by_kronecker(
@@ -218,7 +189,6 @@ def scale_by_kronecker(
     eps: float,
     frequency: int,
     block_size: int | None,
-    adam: bool,
     mu_dtype: Any = None,
 ) -> Transform:
     """Precondition each block of a matrix from both sides.
@@ -226,22 +196,22 @@ def scale_by_kronecker(
     Args:
       scales: of the matrices.
       b1: memory of the average of gradients.
-      b2: memory of SOAP's squares.
+      b2: memory of the squares of SOAP, Adam in the eigenbasis; None for Shampoo,
+        L^-¼ M R^-¼.
       shampoo_beta: memory of G Gᵀ and Gᵀ G.
       eps: of Adam, or relative to the spectral norm of L and R under Shampoo.
       frequency: steps between two decompositions.
       block_size: largest size of a block; None for whole matrices.
-      adam: SOAP, Adam in the eigenbasis; or else Shampoo, L^-¼ M R^-¼.
       mu_dtype: of the average of gradients.
     """
+    soap = b2 is not None
 
     def blocked(path: str, leaf: jax.Array) -> jax.Array:
         """(blocks, rows, columns)."""
-        x = _views(scales, path, leaf.shape)[0](leaf)
+        x = _matrices(scales, path, leaf)
         c, n, m = x.shape
         p, q = _block(n, block_size), _block(m, block_size)
-        x = x.reshape(c, n // p, p, m // q, q).swapaxes(2, 3).reshape(-1, p, q)
-        return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return x.reshape(c, n // p, p, m // q, q).swapaxes(2, 3).reshape(-1, p, q)
 
     def joined(path: str, x: jax.Array, like: jax.Array) -> jax.Array:
         to, back = _views(scales, path, like.shape)
@@ -251,100 +221,100 @@ def scale_by_kronecker(
         return back(x).astype(like.dtype)
 
     def init(params: optax.Params) -> KroneckerState:
-        def zeros(gram: Callable[[jax.Array], jax.Array]) -> Any:
+        def zeros(part: Callable[[jax.Array], jax.Array]) -> Any:
             def zero(path: str, x: jax.Array) -> jax.Array:
                 if path not in scales:  # a placeholder of optax.tree.map_params
                     return x
-                made = jax.eval_shape(lambda x: gram(blocked(path, x)), x)
+                made = jax.eval_shape(lambda x: part(blocked(path, x)), x)
                 if made.shape == x.shape:  # takes over the sharding
                     return jnp.zeros_like(x, made.dtype)
                 return jnp.zeros(made.shape, made.dtype)
 
             return map_with_paths(zero, params)
 
+        def identities(squares: Any) -> Any:
+            return map_with_paths(
+                lambda path, x: (
+                    x + jnp.eye(x.shape[1], dtype=x.dtype)[None]
+                    if path in scales
+                    else x
+                ),
+                squares,
+            )
+
+        squares = [zeros(part) for part in (_left, _right)]
         return KroneckerState(
             jnp.zeros([], jnp.int32),
             optax.tree.zeros_like(params, dtype=mu_dtype),
-            (zeros(_rows), zeros(_columns)),
-            (zeros(_rows), zeros(_columns)),
-            zeros(lambda x: x) if adam else (),
+            *(*squares, *map(identities, squares)),
+            *((zeros(lambda x: x),) if soap else ()),
         )
 
     def update(
         updates: optax.Updates, state: KroneckerState, params: Any = None
     ) -> tuple[optax.Updates, KroneckerState]:
         del params
-        first = state.steps == 0
-        count = optax.safe_increment(state.steps)
-        mu = optax.tree.update_moment(updates, state.mu, b1, 1)
         # SOAP's first gradient only gives the basis, in which it has few entries.
-        known = jnp.maximum(state.steps, 1) if adam else count
-        if adam:
-            mu = jax.tree.map(lambda x, old: jnp.where(first, old, x), mu, state.mu)
-        average = dict(flatten(optax.tree.bias_correction(mu, b1, known)))
+        known = state.steps if soap else state.steps + 1
+        last = jnp.maximum(known, 1)
+        mu, *left_and_right, rows, columns, nu = (dict(flatten(x)) for x in state[1:])
+        new: dict[str, dict[str, jax.Array]] = {x: {} for x in ("mu", "nu", "step")}
         grads = {path: blocked(path, g) for path, g in flatten(updates)}
-
-        def ema(old: Any, new: Any, beta: Any) -> Any:
-            return beta * old + (1 - beta) * new
-
-        old, bases = (
-            tuple(dict(flatten(tree)) for tree in pair)
-            for pair in (state.squares, state.bases)
-        )
-        before = dict(flatten(state.nu)) if adam else {}
-        squares = tuple(
-            {p: ema(each[p], gram(g), shampoo_beta) for p, g in grads.items()}
-            for each, gram in zip(old, (_rows, _columns), strict=True)
-        )
-        decompose = functools.partial(_basis if adam else _roots, eps=eps)
-        stage = jnp.where(first, 0, jnp.where(state.steps % frequency, 2, 1))
-        new_bases = jax.lax.switch(
-            stage,
+        squares = [
+            {p: _ema(old[p], part(g), shampoo_beta) for p, g in grads.items()}
+            for old, part in zip(left_and_right, (_left, _right), strict=True)
+        ]
+        old = [rows, columns]
+        start = functools.partial(_eigenvectors, iterations=8)
+        decompose = _eigenvectors if soap else functools.partial(_roots, eps=eps)
+        bases = jax.lax.switch(
+            jnp.where(state.steps % frequency, 0, jnp.where(state.steps, 1, 2)),
             [
-                lambda: jax.tree.map(
-                    functools.partial(decompose, first=True), squares, bases
-                ),
-                lambda: jax.tree.map(decompose, squares, bases),
-                lambda: bases,
+                lambda: old,
+                lambda: jax.tree.map(decompose, squares, old),
+                lambda: jax.tree.map(start if soap else decompose, squares, old),
             ],
         )
-        nu, found = {}, {}
-        for path, grad in grads.items():
-            into, out = (each[path] for each in (bases if adam else new_bases))
-            step = blocked(path, average[path])
-            if adam:
-                square = jnp.square(into.mT @ grad @ out)
-                nu[path] = ema(before[path], square, b2)
-                size = jnp.sqrt(nu[path] / (1 - b2**known)) + eps
+        for path, g in flatten(updates):
+            new["mu"][path] = _ema(mu[path], g, b1, known > 0)
+            step = blocked(path, new["mu"][path] / (1 - b1**last))
+            if soap:
+                into, out = rows[path], columns[path]
+                square = jnp.square(into.mT @ grads[path] @ out)
+                new["nu"][path] = _ema(nu[path], square, b2, known > 0)
+                size = jnp.sqrt(new["nu"][path] / (1 - b2**last)) + eps
                 size = jnp.where(size == 0, 1, size)
                 if mode() is not None:
                     # Gradients of a probe have rank one; the rest is rounding.
                     size += 1e-3 * size.max((1, 2), keepdims=True)
                 step = into @ ((into.mT @ step @ out) / size) @ out.mT
             else:
-                step = into @ step @ out
-            found[path] = step
-        new = map_with_paths(lambda path, g: joined(path, found[path], g), updates)
+                step = bases[0][path] @ step @ bases[1][path]
+            new["step"][path] = joined(path, step, g)
 
-        def tree(by_path: Mapping[str, jax.Array]) -> Any:
+        def tree(by_path: dict[str, jax.Array]) -> Any:
             return map_with_paths(lambda path, _: by_path[path], updates)
 
-        return new, KroneckerState(
-            count,
-            optax.tree.cast(mu, mu_dtype),
-            (tree(squares[0]), tree(squares[1])),
-            (tree(new_bases[0]), tree(new_bases[1])),
-            tree(nu) if adam else (),
+        return tree(new["step"]), KroneckerState(
+            optax.safe_increment(state.steps),
+            *map(tree, (new["mu"], *squares, *bases)),
+            *((tree(new["nu"]),) if soap else ()),
         )
 
     return Transform(init, update)
 
 
-def _rows(x: jax.Array) -> jax.Array:
+def _ema(old: jax.Array, new: jax.Array, beta: Any, known: Any = True) -> jax.Array:
+    """The moving average; `old` where the new value is not known."""
+    average = beta * old + (1 - beta) * new
+    return jnp.where(known, average, old).astype(old.dtype)
+
+
+def _left(x: jax.Array) -> jax.Array:
     return x @ x.mT
 
 
-def _columns(x: jax.Array) -> jax.Array:
+def _right(x: jax.Array) -> jax.Array:
     return x.mT @ x
 
 
@@ -358,23 +328,17 @@ def _block(size: int, most: int | None) -> int:
     return next(n for n in range(min(size, most or size), 0, -1) if size % n == 0)
 
 
-def _basis(
-    square: jax.Array, old: jax.Array, *, eps: Any, first: bool = False
+def _eigenvectors(
+    square: jax.Array, basis: jax.Array, iterations: int = 1
 ) -> jax.Array:
-    """Eigenvectors, by one step of orthogonal iteration; at first by several."""
-    del eps
-    if first:
-        old = jnp.broadcast_to(jnp.eye(square.shape[-1], dtype=old.dtype), old.shape)
-    step = lambda _, basis: jnp.linalg.qr(square @ basis)[0]  # noqa: E731
-    basis: jax.Array = jax.lax.fori_loop(0, 8 if first else 1, step, old)
+    """Eigenvectors, by orthogonal iteration from those of an earlier step."""
+    for _ in range(iterations):
+        basis = jnp.linalg.qr(square @ basis)[0]
     return basis
 
 
-def _roots(
-    square: jax.Array, old: jax.Array, *, eps: Any, first: bool = False
-) -> jax.Array:
+def _roots(square: jax.Array, _: jax.Array, eps: Any) -> jax.Array:
     """The inverse fourth root of L + eps ‖L‖; the identity of a gradient of zero."""
-    del old, first
     is_zero = (square == 0).all((1, 2), keepdims=True)
 
     def root(x: jax.Array) -> jax.Array:
@@ -387,40 +351,45 @@ def _roots(
 # --- weights on a sphere ---
 
 
-def _norm(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(x), axis=(1, 2), keepdims=True))
+def norm_in_training(x: jax.Array) -> jax.Array:
+    """The Frobenius norm of an orthogonalized update of full rank.
 
-
-def scale_to_weights(scales: Scales, *, orthogonal: bool) -> Transform:
-    """Give the update of each matrix the Frobenius norm of its weight.
-
-    Args:
-      scales: of the matrices.
-      orthogonal: whether the singular values of updates in training are alike.
+    The gradients of a probe have rank one, those of training full rank.
     """
-
-    def resize(update: jax.Array, weight: jax.Array) -> jax.Array:
-        norm = _norm(update)
-        if orthogonal and mode() is not None:
-            # The gradients of a probe have rank one, those of training full rank.
-            norm *= math.sqrt(min(update.shape[1:]))
-        return update * _norm(weight) / jnp.where(norm == 0, 1, norm)
-
-    return optax.stateless(lambda u, p: on_matrices(resize, scales, u, p))
+    ranks = 1 if mode() is None else min(x.shape[1:])
+    return frobenius_norm(x) * math.sqrt(ranks)
 
 
 def keep_norms(scales: Scales) -> Transform:
-    """Project the updated weight of each matrix to the sphere of its norm."""
+    """Multiply updates by the norm of their weight, which keeps it.
 
-    def project(update: jax.Array, weight: jax.Array) -> jax.Array:
-        norm = _norm(weight)
-        shrink = norm / jnp.where(norm == 0, 1, _norm(weight + update))
-        return update * shrink + weight * (shrink - 1)
+    A matrix that starts at zero grows by these updates to the norm that it would have
+    with entries of size fan_in^-½ at the base, and keeps that.
+    """
+    point = resolve(scales)
 
-    def step(updates: Any, params: Any) -> Any:
+    def radius(path: str, weight: jax.Array) -> jax.Array:
+        if path not in scales:  # a placeholder of optax.tree.map_params
+            return weight
+        x, scale = _matrices(scales, path, weight), scales[path]
+        fan_in = math.prod(scale.base_shape[a] for a in scale.in_axes)
+        usual = (math.prod(x.shape[1:]) / fan_in) ** 0.5
+        ratio = jnp.sqrt(jnp.mean(jnp.square(multipliers(scale, point).init_std)))
+        norm = frobenius_norm(x)
+        return jnp.where(norm == 0, (usual * ratio).astype(norm.dtype), norm)
+
+    def project(update: jax.Array, weight: jax.Array, radius: jax.Array) -> jax.Array:
+        update = radius * update
         # A probe measures the size of updates, which the projection does not set.
         if mode() is not None:
-            return updates
-        return on_matrices(project, scales, updates, params)
+            return update
+        before, after = frobenius_norm(weight), frobenius_norm(weight + update)
+        # The radius, unless the weight started at zero and grows.
+        norm = jnp.minimum(jnp.maximum(before, after), radius)
+        shrink = norm / jnp.where(after == 0, 1, after)
+        return update * shrink + weight * (shrink - 1)
 
-    return optax.stateless(step)
+    def step(updates: Any, radii: Any, params: Any = None) -> tuple[Any, Any]:
+        return on_matrices(project, scales, updates, params, own=radii), radii
+
+    return Transform(lambda params: map_with_paths(radius, params), step)

@@ -8,7 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..rules.multipliers import OptimizerName, is_one, multipliers
+from ..rules.multipliers import (
+    Family,
+    OptimizerName,
+    family_of,
+    is_one,
+    multipliers,
+)
 from ..rules.optimizers import optimizer_rule
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import Role
@@ -42,8 +48,8 @@ def scale_by_parametrization(
 
     Raises:
       ValueError: the family is unknown, the parametrization's depth rule does not
-        apply to the model, or the scales are from `for_modules`; from `init`, a
-        parameter has no scale or another shape.
+        apply to the model, or a group of `for_modules` has a factor of weight decay
+        or of a memory; from `init`, a parameter has no scale or another shape.
 
     Warns:
       ChainWarning: from `init`, a readout that starts as large as in the standard
@@ -71,25 +77,26 @@ def scale_by_parametrization(
       {'in': -0.1, 'mid': -0.025, 'out': -0.025}
     """
     point = resolve(scales)
-    if scales.modules:
-        raise ValueError(
-            f"the scales have factors of {next(iter(scales.modules))!r} from "
-            "for_modules, which scale_by_parametrization does not apply; use "
-            "optim.build_optimizer or an optimizer such as optim.adamw, or give it the "
-            "scales without them and put optim.scale_by_path behind it"
-        )
+    refuse(scales, "scale_by_parametrization", betas=False, decay=False)
     rates = {
         p: optimizer_rule(family, s, point).learning_rate for p, s in scales.items()
     }
-    return scale_updates(rates, scales)
+    return scale_updates(rates, scales, family_of(family))
 
 
 def scale_updates(
-    factors: Mapping[str, Any], scales: Scales
+    factors: Mapping[str, Any], scales: Scales, family: Family
 ) -> optax.GradientTransformation:
-    """Multiply updates by factors of the learning rate; see above for its warnings."""
+    """Multiply updates by factors of the learning rate; see above for its warnings.
+
+    Args:
+      factors: those of the parametrization.
+      scales: of the model, with the factors of groups.
+      family: of the optimizer.
+    """
     point = resolve(scales)
-    scaling = multiply_leaves(Kind.SCALING, factors, scales)
+    groups = {path: module.update(family) for path, module in scales.modules.items()}
+    scaling = multiply_leaves(Kind.SCALING, factors, scales, groups)
     missing = missing_multipliers(scales)
 
     def init(params: optax.Params) -> optax.OptState:
@@ -142,18 +149,45 @@ def normalize_gradients(scales: Scales) -> optax.GradientTransformation:
     """
     point = resolve(scales)
     sizes = {path: 1 / multipliers(s, point).gradient for path, s in scales.items()}
-    return multiply_leaves(Kind.NORMALIZING, sizes, scales)
+    groups = {path: module.multiplier for path, module in scales.modules.items()}
+    return multiply_leaves(Kind.NORMALIZING, sizes, scales, groups)
+
+
+def refuse(scales: Scales, optimizer: str, *, betas: bool, decay: bool) -> None:
+    """Raise a `ValueError` if a group has a factor that the optimizer cannot use.
+
+    Args:
+      scales: of the model.
+      optimizer: its name.
+      betas: whether it has a β1 and a β2 per group.
+      decay: whether it has a weight decay.
+    """
+    for path, module in scales.modules.items():
+        if module.remembers and not betas:
+            raise ValueError(
+                f"{path!r} has b1_memory or b2_memory, but {optimizer} has no β1 and "
+                "β2 per group; leave them out, or use adam, adamw, lamb or lion"
+            )
+        if not decay and not is_one(module.weight_decay):
+            raise ValueError(
+                f"{path!r} has a factor of weight_decay, but {optimizer} has no weight "
+                "decay of its own; leave the factor out, or use optim.adamw or another "
+                "optimizer that decays"
+            )
 
 
 def multiply_leaves(
-    kind: Kind, factors: Mapping[str, Any], scales: Scales
+    kind: Kind,
+    factors: Mapping[str, Any],
+    scales: Scales,
+    groups: Mapping[str, Any],
 ) -> optax.GradientTransformation:
     """Multiply updates by the factors of their paths.
 
     Raises:
       ValueError: from `init` and `update`, a leaf has no scale, or another shape.
     """
-    acting = Acting(kind, scales, dict(factors))
+    acting = Acting(kind, scales, dict(factors), groups)
 
     def init(params: optax.Params) -> optax.EmptyState:
         scales.check_params(params)

@@ -15,7 +15,7 @@ import numpy as np
 from ..apply.transforms import resolve
 from ..rules.multipliers import Family, Multipliers, multipliers
 from ..scales.probe import Kind, Mode
-from ..scales.table import Scales, stacked_vectors
+from ..scales.table import Scales
 from .probing import Condition, Probe, Run, rms
 
 # Sizes of the base's gradients. Adam's eps does not matter at the first, clipping
@@ -45,12 +45,7 @@ _CONDITIONS = (
     Condition(2 * _TINY, 0.0),
     *(Condition(_LARGE, then=size) for size in _THEN),
 )
-_ENLARGED = {
-    (Kind.SCALING, _LARGE): Condition(_LARGE, loud=_LOUD),
-    (Kind.SCALING, 0.0): Condition(0.0, loud=_LOUD),
-    (Kind.GROUPS, _LARGE): Condition(_LARGE, grouped=_LOUD),
-    (Kind.GROUPS, 0.0): Condition(0.0, grouped=_LOUD),
-}
+_ENLARGED = {size: Condition(size, loud=_LOUD) for size in (_LARGE, 0.0)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +107,7 @@ def judge(
         acts = {kind: acted.of(kind, path) for kind in Kind}
         rows.append(_Parameter(path, runs, acts, probe, rules[path], scales, alike))
     descends = any(row.ascent < 0 for row in rows)
-    spared = any(not row.decays for row in rows)
-    return {row.path: row.checked(descends, spared) for row in rows}
+    return {row.path: row.checked(descends) for row in rows}
 
 
 class _Parameter:
@@ -200,28 +194,22 @@ class _Parameter:
         good = [f for f in seen if _near(f, self.rate)]
         return next(iter(good or seen), None)
 
-    def enlarged(self, kind: Kind, gradient: float) -> np.ndarray:
-        """The target's update with larger factors of one kind."""
-        condition = _ENLARGED[kind, gradient]
-        return self.runs[Mode.TARGET][condition].first[self.path]
+    def enlarged(self, gradient: float) -> np.ndarray:
+        """The target's update with larger factors of scalings."""
+        return self.runs[Mode.TARGET][_ENLARGED[gradient]].first[self.path]
 
-    def gain(self, kind: Kind) -> float:
-        """Power of the factors of a kind with which the update grows; 1 if unknown."""
+    def gain(self) -> float:
+        """Power of the scaling's factors with which the update grows; 1 if unknown."""
         usual = rms(self.update(Mode.TARGET, _LARGE) - self.update(Mode.TARGET, 0.0))
-        large = rms(self.enlarged(kind, _LARGE) - self.enlarged(kind, 0.0))
-        if not (self.acted[kind] and usual > 0 and large > 0):
+        large = rms(self.enlarged(_LARGE) - self.enlarged(0.0))
+        if not (self.acted[Kind.SCALING] and usual > 0 and large > 0):
             return 1.0
         return math.log(large / usual, _LOUD)
 
     # --- judgements ---
 
-    def checked(self, descends: bool, spared: bool) -> Checked:
-        """The result.
-
-        Args:
-          descends: whether the update of any parameter lowers the loss.
-          spared: whether any parameter does not decay.
-        """
+    def checked(self, descends: bool) -> Checked:
+        """The result; `descends` if the update of any parameter lowers the loss."""
         both = [self.update(which, _LARGE) for which in Mode]
         if descends and self.passes_through():
             return Checked(
@@ -236,7 +224,7 @@ class _Parameter:
             return Checked(hint="the update is not finite, and cannot be checked")
         factor = self.factor()
         problem = next(filter(None, self.problems(factor)), "")
-        hint = "" if problem else next(filter(None, self.hints(spared)), "")
+        hint = "" if problem else next(filter(None, self.hints()), "")
         return Checked(factor, self.rate, problem, hint)
 
     def problems(self, factor: float | None) -> Iterator[str]:
@@ -257,44 +245,24 @@ class _Parameter:
                 "this chain in an optax.chain"
             )
 
-    def hints(self, spared: bool) -> Iterator[str]:
-        if not self.alone() or self.degree(_LARGE) < -0.5:
+    def hints(self) -> Iterator[str]:
+        own = not self.alone() or self.degree(_LARGE) < -0.5
+        if own or np.any(self.noise):
             yield (
-                f"the update of {self.path!r} depends on the gradients of other "
-                "parameters even where these are small, or shrinks as its gradient "
-                "grows, as if a step size were found from them; no rule is known for "
-                "it: tune it again at the target"
+                f"the update of {self.path!r} does not follow its gradient alone: it "
+                "is noise, or a step size found from other parameters' gradients; no "
+                "rule is known for it: tune it again at the target, or leave it out"
             )
         yield self.normalization()[0]
-        if self.path in stacked_vectors(self.scales) and self.decays and spared:
-            yield (
-                f"the weight decay of {self.path!r}, of shape "
-                f"{self.scales[self.path].shape}, acts on a bias or norm scale in each "
-                "layer of a stack, as the mask x.ndim >= 2 does; choose kernels by "
-                "their names, or use optim.adamw with mask='matrices'"
-            )
-        if np.any(self.noise):
-            yield (
-                f"{self.path!r} is updated without a gradient and a weight, as by "
-                "noise, whose size does not follow the gradients; no rule is known for "
-                "it over width and depth: tune it again at the target, or leave it out"
-            )
-        if self.is_clipped_alone():
+        bounded = self.has_degree(1, _SMALL) and abs(self.degree(_LARGE) - 1) > 0.03
+        if (bounded and not self.acted[Kind.NORMALIZING]) or self.is_clipped_alone():
             yield (
                 f"the gradient of {self.path!r}, whose size changes with width and "
                 "depth, is clipped by a fixed number or by its weight, or by the "
                 "global norm after it was normalized: put optax.clip_by_global_norm "
                 "first, or optax.clip between optim.normalize_gradients and Optax's "
-                "own scale_by_... transform"
-            )
-        bounded = self.has_degree(1, _SMALL) and abs(self.degree(_LARGE) - 1) > 0.03
-        if bounded and not self.acted[Kind.NORMALIZING]:
-            yield (
-                f"the update of {self.path!r} is proportional to small gradients and "
-                "not to large ones: they are compared with a fixed number, e.g. by "
-                "clipping, but their size changes with width and depth; tune the "
-                "threshold again at the target, leave it out, or use Adam, whose "
-                "updates do not depend on the gradients' size"
+                "own scale_by_... transform; with SGD, tune the threshold again at the "
+                "target, or leave it out"
             )
 
     def passes_through(self) -> bool:
@@ -333,10 +301,7 @@ class _Parameter:
             return ""
         target = rms(self.update(Mode.TARGET, 0.0))
         factor = target / rms(self.decay) / self.heavier
-        scaled, grouped = (
-            not _near(rms(self.enlarged(kind, 0.0)), target)
-            for kind in (Kind.SCALING, Kind.GROUPS)
-        )
+        scaled = not _near(rms(self.enlarged(0.0)), target)
         if scaled or not _near(factor, 1):
             return (
                 f"the weight decay of {self.path!r} is multiplied by {factor:.4g} and "
@@ -345,17 +310,11 @@ class _Parameter:
                 "Optax optimizer that decays by itself; before optim.sgd, use "
                 "optim.build_optimizer(..., weight_decay=...)"
             )
-        if grouped:
-            return (
-                "factors of scale_by_path also scale the weight decay of "
-                f"{self.path!r}: put scale_by_path before add_decayed_weights; beside "
-                "an optimizer of mupax.optim, give that the scales of optim.for_modules"
-            )
         return ""
 
     def response(self) -> str:
         """Whether the update follows the factors by which it is multiplied."""
-        gain = self.gain(Kind.SCALING)
+        gain = self.gain()
         if abs(gain - 2) < 0.003:
             return (
                 f"the updates of {self.path!r} are scaled twice: drop "
@@ -367,13 +326,6 @@ class _Parameter:
                 f"the scaling of {self.path!r} has no effect on its update, or only "
                 "part of it: put clipping first, then the transform that makes the "
                 "update, then scale_by_parametrization"
-            )
-        if abs(self.gain(Kind.GROUPS) - 1) > 0.003:
-            return (
-                "factors of scale_by_path have no effect on the update of "
-                f"{self.path!r}: put it after scale_by_parametrization, and before "
-                "weight decay; beside an optimizer of mupax.optim, give that the "
-                "scales of optim.for_modules"
             )
         return ""
 
@@ -406,14 +358,6 @@ class _Parameter:
             )
         if scaling.scales.get(self.path) != scale:
             return "tx was made from other scales: make it from those of this check"
-        base, target = (self.size(which, _LARGE) for which in Mode)
-        if base and self.independent() and _near(target / base, self.rate):
-            return (
-                "its eps, initial accumulator or clipping threshold is larger than "
-                "gradients of 0.001, so the update is proportional to the gradient: "
-                "pass family='sgd', or for an adaptive optimizer put "
-                "normalize_gradients(scales) before it"
-            )
         applied = scaling.factors[self.path]
         wanted = self.rate * applied / factor
         fits = [

@@ -136,7 +136,6 @@ class Condition(NamedTuple):
       then: size of the base's gradients in the step after the first update.
       odd: factor of the first gradients of every second parameter.
       loud: factor of the factors by which scalings multiply updates.
-      grouped: factor of the factors of groups.
     """
 
     gradient: float
@@ -144,7 +143,6 @@ class Condition(NamedTuple):
     then: float = 0.0
     odd: float = 1.0
     loud: float = 1.0
-    grouped: float = 1.0
 
 
 class Run(NamedTuple):
@@ -210,7 +208,7 @@ class Probe:
             return self.tx.init(params)
 
         def update(c: Condition, state: Any, moved: jax.Array) -> Any:
-            recorder.loudness = {Kind.SCALING: c.loud, Kind.GROUPS: c.grouped}
+            recorder.loudness = c.loud
             params = jax.tree.map(lambda x: x * c.weight, weights)
 
             def gradient(path: str, slope: jax.Array) -> jax.Array:

@@ -109,6 +109,7 @@ class Recipe(NamedTuple):
       partner: the optimizer of all parameters but hidden matrices; "" if it trains
         every parameter alike.
       shape: a factor of the raw update of a matrix, from its fan-in and fan-out.
+      least: weights below this size, or at zero, have updates of a fixed size.
     """
 
     family: Family
@@ -116,6 +117,7 @@ class Recipe(NamedTuple):
     decay: str = "rate"
     partner: str = ""
     shape: Callable[[int, int], float] = lambda fan_in, fan_out: 1.0
+    least: float | None = None
 
 
 def widened(fan_in: int, fan_out: int) -> float:
@@ -147,8 +149,8 @@ RECIPES = {
     **{name: Recipe(Family.ADAM, eps=1) for name in _ADAMS},
     **{name: Recipe(Family.ADAM) for name in ("lion", "sign", "signsgd")},
     "lars": Recipe(Family.RELATIVE),
-    "lamb": Recipe(Family.RELATIVE, eps=1, decay="update"),
-    "adafactor": Recipe(Family.RELATIVE, eps=2, decay="step"),
+    "lamb": Recipe(Family.RELATIVE, eps=1, decay="update", least=0.0),
+    "adafactor": Recipe(Family.RELATIVE, eps=2, decay="step", least=1e-3),
     "muon": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
     "soap": Recipe(Family.SPECTRAL, eps=1, partner="adamw", shape=widened),
     "shampoo": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from ..rules.multipliers import is_one
 from ..rules.roles import Place
 from .paths import flatten
 
@@ -29,8 +30,6 @@ class Kind(enum.Enum):
     SCALING = "updates, by the learning rates of the parametrization"
     NORMALIZING = "gradients, by the inverse of their sizes"
     DECAYING = "weight decay, where it is scaled together with the update"
-    GROUPS = "updates, by the factors of groups of parameters"
-    SHARED = "gradients or decay of groups, by factors that the base has too"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,21 +40,22 @@ class Acting:
       kind: what it multiplies.
       scales: the scales it was made from.
       factors: the factor of each path; 1 for the others.
+      groups: factors of groups of parameters, which the base has too.
     """
 
     kind: Kind
     scales: Any
     factors: Mapping[str, Any]
+    groups: Mapping[str, Any]
 
     def factor(self, path: str) -> Any:
         """The factor of one parameter in the mode of the running probe."""
-        factor = self.factors.get(path, 1.0)
-        if mode() is Mode.BASE and self.kind not in (Kind.GROUPS, Kind.SHARED):
-            return 1.0
-        if mode() is Mode.TARGET and self.kind in (Kind.SCALING, Kind.GROUPS):
-            loud = running.value.loudness.get(self.kind, 1.0)
-            return factor * loud if path in self.factors else factor
-        return factor
+        group, factor = self.groups.get(path, 1.0), self.factors.get(path, 1.0)
+        if mode() is Mode.BASE:
+            return group
+        if mode() is Mode.TARGET and self.kind is Kind.SCALING:
+            factor = factor * running.value.loudness
+        return factor if is_one(group) else factor * group
 
     def record(self, tree: Any) -> None:
         """Note in a running probe that this acts on the parameters of a tree."""
@@ -78,7 +78,7 @@ class Acting:
             scale = self.scales[path]
             values = [at_start(factor, segment) for segment in scale.parts]
             factors |= dict(zip(scale.named, values, strict=True))
-        return Acting(self.kind, self.scales.apart(), factors)
+        return Acting(self.kind, self.scales.apart(), factors, self.groups)
 
 
 def at_start(factor: Any, segment: Any) -> Any:
@@ -96,13 +96,13 @@ class Recorder:
       which: the factors that act.
 
     Attributes:
-      loudness: by kind, a factor of its factors of updates, at the target.
+      loudness: a factor of the factors of scalings, at the target.
       places: where the segments of a parameter are, in the shapes of the probe.
     """
 
     def __init__(self, which: Mode):
         self.which = which
-        self.loudness: Mapping[Kind, Any] = {}
+        self.loudness: Any = 1.0
         self.places: dict[str, Sequence[Place]] = {}
         # Sets, because a loop may trace its body more than once.
         self.acted: dict[tuple[Kind, str], set[Acting]] = {}

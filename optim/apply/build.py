@@ -1,0 +1,151 @@
+"""The parts of an optimizer, chained in the one order that is right."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ..rules.multipliers import RECIPES, Family, family_of, multipliers
+from ..rules.optimizers import optimizer_rule
+from ..scales.paths import flatten
+from ..scales.table import Scales
+from .chain_warning import ChainWarning
+from .groups import averaged, decay_weights
+from .masks import Mask, decay_mask
+from .transforms import normalize_gradients, refuse, resolve, scale_updates
+
+Transform: TypeAlias = optax.GradientTransformation
+Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
+# A weight decay, and its mask.
+Decay: TypeAlias = tuple[optax.ScalarOrSchedule, Mask]
+
+
+def build(
+    name: str,
+    scales: Scales,
+    precondition: Transform | Callable[[Any, Any], Transform],
+    rate: optax.ScalarOrSchedule | Transform,
+    *,
+    betas: tuple[Any, Any] | None = None,
+    clip: Transform | None = None,
+    average: Transform | None = None,
+    decay: Decay | None = None,
+    last: Transform | None = None,
+    rule: str | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Chain the parts of an optimizer.
+
+    Args:
+      name: of the optimizer, for messages.
+      scales: of the model.
+      precondition: gives updates their size; or a function of β1 and β2 that returns
+        this transform.
+      rate: the learning rate, or a transform that applies it.
+      betas: β1 and β2 of `precondition`, those of the base.
+      clip: acts on gradients before everything else.
+      average: averages the scaled updates.
+      decay: weight decay, which is not scaled.
+      last: acts on the whole update.
+      rule: the optimizer or family whose rule holds; by default `name`.
+      **options: of `optimizer_rule`.
+    """
+    point, rule = resolve(scales), rule or name
+    recipe, memory = RECIPES[rule], scales.training.beta
+    decays = decay is not None or bool(recipe.partner) or recipe.decay == "update"
+    refuse(scales, name, betas=betas is not None, decay=decays)
+    if not isinstance(precondition, tuple):
+        assert betas is not None
+        precondition = averaged(precondition, scales, *map(memory, betas))
+    rates = {
+        path: optimizer_rule(rule, scale, point, **options).learning_rate
+        for path, scale in scales.items()
+    }
+    scaling = scale_updates(rates, scales, family_of(rule))
+
+    def init(params: optax.Params) -> optax.OptState:
+        if recipe.least is not None:
+            _warn_of_small(params, scales, name, recipe.least)
+        return scaling.init(params)
+
+    slots = (
+        clip,
+        normalize_gradients(scales) if recipe.family is not Family.SGD else None,
+        precondition,
+        Transform(init, scaling.update),
+        average,
+        None if decay is None else add_decay(decay, scales),
+        rate if isinstance(rate, tuple) else optax.scale_by_learning_rate(rate),
+        last,
+    )
+    return optax.chain(*(slot for slot in slots if slot is not None))
+
+
+def adam_moments(
+    eps: float,
+    eps_root: float = 0.0,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = False,
+) -> Callable[[Any, Any], Transform]:
+    """`optax.scale_by_adam` as a function of its betas."""
+    return functools.partial(
+        optax.scale_by_adam,
+        eps=eps,
+        eps_root=eps_root,
+        mu_dtype=mu_dtype,
+        nesterov=nesterov,
+    )
+
+
+def add_decay(decay: Decay, scales: Scales, factors: Any = None) -> Transform:
+    """Decoupled weight decay, with the factors of groups, batch size and length.
+
+    Args:
+      decay: that of the base, and its mask.
+      scales: of the model.
+      factors: as in `decay_weights`.
+    """
+    size = scales.training.weight_decay(decay[0]) if factors is None else decay[0]
+    added = optax.add_decayed_weights(size, decay_mask(decay[1], scales))
+    return decay_weights(added, scales, factors)
+
+
+def _warn_of_small(params: Any, scales: Scales, optimizer: str, least: float) -> None:
+    """Warn of weights that are too small for updates relative to them."""
+    point = resolve(scales)
+    differs = {
+        path
+        for path, s in scales.items()
+        if multipliers(s, point, "relative").learning_rate
+        != multipliers(s, point, "adam").learning_rate
+    }
+    small = [p for p, x in flatten(params) if p in differs and _below(x, least)]
+    if small:
+        size = f"smaller than {least:g}" if least else "at zero"
+        more = f" (and {len(small) - 1} more)" if len(small) > 1 else ""
+        warnings.warn(
+            f"{small[0]!r}{more} starts {size}, where the updates of {optimizer} "
+            "do not follow the size of the weight, so its learning rate does not "
+            "transfer over width; start it larger, or train it by optim.adamw",
+            ChainWarning,
+            stacklevel=5,
+        )
+
+
+def _below(array: Any, least: float) -> bool:
+    """Whether the size of an array is known, and zero or below `least`."""
+    is_known = isinstance(array, np.ndarray) or (
+        isinstance(array, jax.Array)
+        and not isinstance(array, jax.core.Tracer)
+        and array.is_fully_addressable
+    )
+    if not is_known or not array.size:
+        return False
+    rms = float(jnp.sqrt(jnp.mean(jnp.square(jnp.asarray(array, jnp.float32)))))
+    return rms < least or rms == 0

@@ -1,0 +1,691 @@
+"""Optimizers of hidden matrices, beside a partner for all other parameters.
+
+A learning rate, scales and hyperparameters are as in `optimizers.py`: those of the base
+model. The scales say which parameters are hidden matrices, and their axes. Embeddings,
+readouts and vectors are trained by the partner.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..rules.optimizers import is_hidden_matrix
+from ..scales.paths import map_with_paths
+from ..scales.probe import Mode, Recorder, running
+from ..scales.table import Scales
+from .build import Decay, Optimizer, Transform, adam_moments, build
+from .hyperparameters import checked
+from .masks import Mask
+from .matrices import (
+    divide_by,
+    frobenius_norm,
+    keep_norms,
+    norm_in_training,
+    orthogonalize,
+    scale_by_kronecker,
+    scale_by_shape,
+    spectral_norm,
+)
+from .optimizers import adamw, build_optimizer, lion
+from .segments import by_segment
+
+# Builds an optimizer from the scales of parameters or of their segments.
+Maker = Callable[[Scales], Transform]
+
+
+def _beside(
+    name: str,
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    precondition: Transform | Callable[[Scales], Any],
+    others: Maker | Transform,
+    *,
+    per_head: bool,
+    split_fused: bool,
+    decay: Decay | None = None,
+    on_sphere: bool = False,
+    **options: Any,
+) -> Optimizer:
+    """Build an optimizer of hidden matrices, beside a partner for the rest.
+
+    Args:
+      name: of the optimizer, as in `RECIPES`.
+      learning_rate: of the matrices.
+      scales: of the model.
+      precondition: returns `precondition` of `build` for the scales of the matrices.
+      others: builds the partner; or a whole optimizer, which sees no segments.
+      per_head, split_fused: as in `muon`.
+      decay: weight decay of the matrices, and its mask.
+      on_sphere: whether the matrices keep their norm.
+      **options: of `build` and of `optimizer_rule`.
+    """
+    whole = others if isinstance(others, tuple) else None
+    fused = _kept_whole(scales, per_head=per_head, split_fused=split_fused)
+
+    def make(scales: Scales) -> Transform:
+        matrices = _hidden(scales, all)
+        if not matrices:
+            raise ValueError(
+                f"no parameter is a hidden matrix, which {name} needs; use "
+                "optim.adamw, or make scales from a base that differs in width"
+            )
+        own = build(
+            *(name, scales, precondition(scales), learning_rate),
+            decay=decay,
+            last=keep_norms(scales) if on_sphere else None,
+            split_fused=split_fused,
+            **options,
+        )
+        rest = adamw(0.0, scales) if isinstance(others, tuple) else others(scales)
+        return _partition(matrices, own, rest)
+
+    if fused:
+        both = optax.with_extra_args_support(make(scales))
+    else:
+        both = by_segment(scales, make, per_head=per_head)
+    if whole is None:
+        return both
+    return _partition(_hidden(scales, all if fused else any), both, whole)
+
+
+def _hidden(scales: Scales, count: Callable[[Any], bool]) -> frozenset[str]:
+    """The paths of hidden matrices, by any or all of their segments."""
+    return frozenset(
+        p for p, s in scales.items() if count(map(is_hidden_matrix, s.parts))
+    )
+
+
+def _partition(matrices: frozenset[str], own: Transform, rest: Transform) -> Optimizer:
+    """Hidden matrices by one optimizer, and all other parameters by another."""
+
+    def label(path: str, _: Any) -> str:
+        return "matrices" if path in matrices else "partner"
+
+    transforms = {"matrices": own, "partner": rest}
+    return optax.partition(transforms, functools.partial(map_with_paths, label))
+
+
+def _kept_whole(scales: Scales, *, per_head: bool, split_fused: bool) -> list[str]:
+    """The paths of fused kernels that are not split.
+
+    Raises:
+      ValueError: they cannot be trained as a whole; or there are no heads to split.
+    """
+    if per_head and not any(s.head_shape for w in scales.values() for s in w.parts):
+        raise ValueError(
+            "per_head=True, but no parameter has heads: pass inputs=(x,) to "
+            "infer_scales, so that they are read from the program, or declare them: "
+            "axes={'query': 'd -> heads size'}"
+        )
+    fused = [] if split_fused else [p for p, s in scales.items() if s.segments]
+    if fused and per_head:
+        raise ValueError(
+            f"per_head=True splits {fused[0]!r}, and split_fused=False does not; "
+            "leave one of them out"
+        )
+    for path in fused:
+        if len({(s.width_in, s.width_out) for s in scales[path].segments}) > 1:
+            raise ValueError(
+                f"the segments of {path!r} grow by different ratios, so that no "
+                "learning rate is right for their update as a whole; leave out "
+                "split_fused=False"
+            )
+    return fused
+
+
+def _partner(
+    partner: str | Transform,
+    scales: Scales,
+    rate: optax.ScalarOrSchedule,
+    decay: Decay,
+    **options: Any,
+) -> Maker | Transform:
+    """What trains all parameters but hidden matrices; see `muon`.
+
+    Args:
+      partner: as in `muon`.
+      scales: of the model.
+      rate, decay: learning rate and weight decay, of a partner that is not whole.
+      **options: arguments of a partner that is a name, which takes those that it has.
+    """
+    shared = {"weight_decay": decay[0], "mask": decay[1]}
+    if isinstance(partner, optax.GradientTransformation):
+        if _descends(partner, scales):
+            return partner
+        return lambda scales: build_optimizer(rate, scales, partner, "adam", **shared)
+    named: dict[str, Callable[..., Optimizer]] = {"adamw": adamw, "lion": lion}
+    if not isinstance(partner, str) or partner not in named:
+        raise ValueError(f"partner={partner!r} must be 'adamw', 'lion', or a transform")
+    make = named[partner]
+    taken = inspect.signature(make).parameters
+    shared |= {key: value for key, value in options.items() if key in taken}
+    return lambda scales: make(rate, scales, **shared)
+
+
+def _descends(tx: Transform, scales: Scales) -> bool:
+    """Whether a transform is a whole optimizer, whose updates lower the loss.
+
+    Transforms that give updates their size point along the gradient. One that cannot
+    be run on a small tree of these paths counts as whole.
+    """
+    tree = {path: jnp.ones((1,) * len(s.shape)) for path, s in scales.items()}
+    try:
+        with jax.ensure_compile_time_eval(), running(Recorder(Mode.TARGET)):
+            updates, _ = tx.update(tree, tx.init(tree), tree)
+            return not any(bool((u > 0).any()) for u in jax.tree.leaves(updates))
+    except (TypeError, ValueError, KeyError):
+        return True
+
+
+def _shared(mask: Mask) -> Mask:
+    """The mask of the partner: trees and functions are those of the matrices alone."""
+    return mask if isinstance(mask, str) else None
+
+
+def _either(rate: Any, default: Any) -> Any:
+    return default if rate is None else rate
+
+
+@checked
+def muon(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
+    ns_steps: int = 5,
+    beta: float = 0.95,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    weight_decay_mask: Mask = None,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: Any = "frobenius",
+    adam_b1: float = 0.9,
+    adam_b2: float = 0.999,
+    adam_eps_root: float = 0.0,
+    adam_weight_decay: float = 0.0,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    consistent_rms: float | None = None,
+    partner: str | Transform = "adamw",
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """`optax.contrib.muon`, scaled: Muon for hidden matrices, a partner for the rest.
+
+    The scales say which parameters are hidden matrices, and their axes, so there are
+    no dimension numbers to pass. Embeddings, readouts and vectors are trained by AdamW
+    or another partner. Stacked kernels (layers, d, d) are orthogonalized layer by
+    layer, convolutions as (height·width·in, out), and fused kernels segment by segment.
+    If base and target have the same widths, only matrices in residual branches count as
+    hidden; pass `delta` to `infer_scales` to find the rest.
+
+    Over batch size and training length, Muon's learning rate follows the square-root
+    rule, and its beta and decay follow Adam's. This is our extension: measured optima
+    agree with the square root (e.g. Sato et al. 2025, arXiv:2507.01598, on the critical
+    batch size), but no SDE of Muon is published, and no rule for beta.
+
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
+        all weights that sum over inputs, of Muon and of Adam.
+      partner: what trains all other parameters: "adamw" or "lion", with the arguments
+        `adam_...`; a transform that gives updates entries of size one, such as
+        `optax.scale_by_lion()`, with the learning rate and decay `adam_...`; or a whole
+        optimizer, e.g. `optim.lion(1e-4, scales)`, used as it is. A transform counts as
+        whole if its updates point against the gradient.
+      per_head: orthogonalize each head of attention by itself. `infer_scales` reads
+        heads from the program, or from an axis that is declared as `heads`. In an axis
+        of heads and their entries, one head follows the other.
+      split_fused: orthogonalize each segment of a fused kernel by itself. Without it,
+        all segments must grow alike.
+
+    All further arguments are as in `optax.contrib.muon`, those of the base model.
+
+    Raises:
+      ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
+        of range; see `scale_by_parametrization` for the rest.
+
+    Source: the desired update of Tensor Programs V, Table 3, as a spectral norm,
+    Δ (m_in m_out)^½, divided by the shape factor that Optax applies.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.muon(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.071, -0.037)
+    """
+    memory = scales.training.beta(beta)
+
+    def precondition(scales: Scales) -> Transform:
+        updates = orthogonalize(
+            *(scales, ns_coeffs, ns_steps, memory, eps, mu_dtype),
+            nesterov=nesterov,
+            adaptive=adaptive,
+            preconditioning=preconditioning,
+        )
+        return optax.chain(updates, scale_by_shape("muon", scales, consistent_rms))
+
+    return _beside(
+        *("muon", learning_rate, scales, precondition),
+        _partner(
+            *(partner, scales),
+            _either(adam_learning_rate, learning_rate),
+            (adam_weight_decay, _shared(weight_decay_mask)),
+            b1=adam_b1,
+            b2=adam_b2,
+            eps=eps,
+            eps_root=adam_eps_root,
+            mu_dtype=mu_dtype,
+            nesterov=nesterov,
+        ),
+        per_head=per_head,
+        split_fused=split_fused,
+        decay=(weight_decay, weight_decay_mask),
+        consistent_rms=consistent_rms,
+        adaptive=adaptive,
+    )
+
+
+@checked
+def soap(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    b1: float = 0.95,
+    b2: float = 0.95,
+    eps: float = 1e-8,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Mask = None,
+    mu_dtype: Any | None = None,
+    *,
+    shampoo_beta: float = 0.95,
+    precondition_frequency: int = 10,
+    block_size: int | None = None,
+    partner: str | Transform = "adamw",
+    partner_learning_rate: optax.ScalarOrSchedule | None = None,
+    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """SOAP with spectral normalization, for hidden matrices: Adam in Shampoo's basis.
+
+    Each update is divided by its spectral norm (from twelve power iterations), and
+    multiplied by Optax's shape factor of Muon, (fan_out/fan_in)^½ where above one. So
+    its learning rate has the size of Muon's, and transfers by the same rule. The first
+    gradient only gives the basis, and moves no matrix. Each change of the basis is one
+    step of orthogonal iteration, and is not distributed over devices.
+
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1, b2, eps: as in Adam, those of the base model.
+      weight_decay, mask: of the hidden matrices, as in `adamw`.
+      mu_dtype: dtype of the average of gradients.
+      shampoo_beta: memory of G Gᵀ and Gᵀ G.
+      precondition_frequency: steps between two changes of the eigenvectors.
+      block_size: largest size of the blocks that are preconditioned one by one, as the
+        largest divisor of each side; None for whole matrices.
+      partner, per_head, split_fused: as in `muon`; AdamW and Lion beside it have their
+        own betas and eps.
+      partner_learning_rate, partner_weight_decay: of a partner that is not a whole
+        optimizer; None for `learning_rate`.
+
+    Raises:
+      ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
+        of range; see `scale_by_parametrization` for the rest.
+
+    Source: Vyas et al. 2024 (arXiv:2409.11321), Algorithm 3; Qiu et al. 2025
+    (arXiv:2512.05620) for spectral normalization.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.soap(0.1, scales)
+      >>> _, state = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> updates, _ = tx.update(mlp(16), state, mlp(16))
+      >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.025)
+    """
+    beta = scales.training.beta
+    precondition = _normalized(
+        "soap",
+        precondition_frequency,
+        block_size,
+        b1=beta(b1),
+        b2=beta(b2),
+        shampoo_beta=beta(shampoo_beta),
+        eps=eps,
+        mu_dtype=mu_dtype,
+    )
+    return _beside(
+        *("soap", learning_rate, scales, precondition),
+        _partner(
+            *(partner, scales),
+            _either(partner_learning_rate, learning_rate),
+            (partner_weight_decay, _shared(mask)),
+        ),
+        per_head=per_head,
+        split_fused=split_fused,
+        decay=(weight_decay, mask),
+    )
+
+
+@checked
+def shampoo(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    b1: float = 0.95,
+    eps: float = 1e-6,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Mask = None,
+    mu_dtype: Any | None = None,
+    *,
+    shampoo_beta: float = 0.95,
+    precondition_frequency: int = 10,
+    block_size: int | None = None,
+    partner: str | Transform = "adamw",
+    partner_learning_rate: optax.ScalarOrSchedule | None = None,
+    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """Shampoo with spectral normalization, for hidden matrices: L^-¼ M R^-¼.
+
+    Args:
+      eps: added to L and R, times their spectral norms.
+
+    All further arguments are as in `soap`.
+
+    Raises:
+      ValueError: as `soap`.
+
+    Source: Gupta et al. 2018 (arXiv:1802.09568), Algorithm 1, with moving averages; Qiu
+    et al. 2025 (arXiv:2512.05620) for spectral normalization.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.shampoo(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.025)
+    """
+    beta = scales.training.beta
+    precondition = _normalized(
+        "shampoo",
+        precondition_frequency,
+        block_size,
+        b1=beta(b1),
+        b2=None,
+        shampoo_beta=beta(shampoo_beta),
+        eps=eps,
+        mu_dtype=mu_dtype,
+    )
+    return _beside(
+        *("shampoo", learning_rate, scales, precondition),
+        _partner(
+            *(partner, scales),
+            _either(partner_learning_rate, learning_rate),
+            (partner_weight_decay, _shared(mask)),
+        ),
+        per_head=per_head,
+        split_fused=split_fused,
+        decay=(weight_decay, mask),
+    )
+
+
+def _normalized(
+    name: str, frequency: int, block_size: int | None, **options: Any
+) -> Maker:
+    """SOAP or Shampoo with spectral normalization; see `scale_by_kronecker`."""
+    sizes = {"precondition_frequency": frequency, "block_size": block_size}
+    for key, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{key}={size} must be at least 1")
+    return lambda scales: optax.chain(
+        scale_by_kronecker(
+            scales, frequency=frequency, block_size=block_size, **options
+        ),
+        divide_by(spectral_norm, scales),
+        scale_by_shape(name, scales),
+    )
+
+
+@checked
+def scion(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    b1: float = 0.9,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Mask = None,
+    mu_dtype: Any | None = None,
+    *,
+    ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
+    ns_steps: int = 5,
+    eps: float = 1e-8,
+    sign_learning_rate: optax.ScalarOrSchedule | None = None,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """Scion: the steepest step in a norm that the role of each parameter decides.
+
+    The average of gradients becomes (fan_out/fan_in)^½ U Vᵀ for hidden matrices, and
+    its sign for all other parameters, times 1/m_in for readouts. In these norms the
+    learning rate is the same at every width (with `per_head`: if the number of heads
+    stays). The paper's radii are learning rates of groups (`for_modules`, or
+    `sign_learning_rate`); constrained Scion has the weight decay 1/radius.
+
+    Args:
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1: memory of the average of gradients, 1 - α of the paper.
+      weight_decay, mask: as in `adamw`.
+      mu_dtype, ns_coeffs, ns_steps, eps: as in `muon`.
+      sign_learning_rate: of all parameters but hidden matrices; None for the same.
+      per_head, split_fused: as in `muon`.
+
+    Raises:
+      ValueError: as `muon`.
+
+    Source: Pethick et al. 2025 (arXiv:2502.07529), Algorithm 1 and Table 2.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.scion(0.1, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
+      (-0.1, -0.025)
+    """
+    memory = scales.training.beta(b1)
+
+    def precondition(scales: Scales) -> Transform:
+        updates = orthogonalize(
+            *(scales, ns_coeffs, ns_steps, memory, eps, mu_dtype), nesterov=False
+        )
+        return optax.chain(updates, scale_by_shape("scion", scales))
+
+    return _beside(
+        *("scion", learning_rate, scales, precondition),
+        lambda scales: build_optimizer(
+            _either(sign_learning_rate, learning_rate),
+            scales,
+            optax.chain(
+                optax.ema(memory, debias=False, accumulator_dtype=mu_dtype),
+                optax.scale_by_sign(),
+            ),
+            "adam",
+            weight_decay=weight_decay,
+            mask=mask,
+        ),
+        per_head=per_head,
+        split_fused=split_fused,
+        decay=(weight_decay, mask),
+    )
+
+
+@checked
+def adam_h(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    eps_root: float = 0.0,
+    mu_dtype: Any | None = None,
+    *,
+    partner: str | Transform = "adamw",
+    partner_learning_rate: optax.ScalarOrSchedule | None = None,
+    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """Adam on a sphere: hidden matrices keep their Frobenius norm (hyperball).
+
+    W ← R·norm(W - η R·norm(u)), with u the update of Adam and R the norm of W, so that
+    the learning rate η is the angle of a step. Weight decay would have no effect on
+    these matrices. A matrix that starts at zero, e.g. queries of the zoo, grows in
+    steps of η R until it has the norm R of entries of size fan_in^-½ at the base, and
+    the parametrization's ratio of initial sizes; this is our extension.
+
+    Wen et al. report that learning rates transfer better than with weight decay; Ren et
+    al. (arXiv:2603.28743) show that depth still needs a rule. Here the angle follows Δ
+    over the weight's size; `docs/rules.md` derives it.
+
+    Args:
+      learning_rate: angle of a step at the base model, in radians: a number or a
+        schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      b1, b2, eps, eps_root, mu_dtype: as in `adam`.
+      partner, per_head, split_fused: as in `muon`; a partner "adamw" has b1, b2, eps
+        and mu_dtype too.
+      partner_learning_rate, partner_weight_decay: as in `soap`.
+
+    Raises:
+      ValueError: as `muon`.
+
+    Source: Wen et al. 2026 (arXiv:2606.16899).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.adam_h(0.1, scales)
+      >>> grads = {**mlp(16), "mid": jnp.ones((16, 16))}
+      >>> updates, _ = tx.update(grads, tx.init(mlp(16)), mlp(16))
+      >>> round(float(jnp.linalg.norm(mlp(16)["mid"] + updates["mid"])), 4)
+      4.0
+    """
+
+    def precondition(scales: Scales) -> Callable[[Any, Any], Transform]:
+        moments, norm = adam_moments(eps, eps_root, mu_dtype), frobenius_norm
+        return lambda b1, b2: optax.chain(moments(b1, b2), divide_by(norm, scales))
+
+    return _beside(
+        *("adam_h", learning_rate, scales, precondition),
+        _partner(
+            *(partner, scales),
+            _either(partner_learning_rate, learning_rate),
+            (partner_weight_decay, None),
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+        ),
+        per_head=per_head,
+        split_fused=split_fused,
+        on_sphere=True,
+        betas=(b1, b2),
+    )
+
+
+@checked
+def muon_h(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    beta: float = 0.95,
+    eps: float = 1e-8,
+    mu_dtype: Any | None = None,
+    *,
+    ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
+    ns_steps: int = 5,
+    nesterov: bool = True,
+    partner: str | Transform = "adamw",
+    partner_learning_rate: optax.ScalarOrSchedule | None = None,
+    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
+    per_head: bool = False,
+    split_fused: bool = True,
+) -> Optimizer:
+    """Muon on a sphere: as `adam_h`, with orthogonalized updates.
+
+    Args:
+      learning_rate: angle of a step at the base model, in radians.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      beta, eps, mu_dtype, ns_coeffs, ns_steps, nesterov: as in `muon`.
+
+    All further arguments are as in `soap`.
+
+    Raises:
+      ValueError: as `adam_h`.
+
+    Source: Wen et al. 2026 (arXiv:2606.16899).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.muon_h(0.1, scales)
+      >>> grads = {**mlp(16), "mid": jnp.ones((16, 16))}
+      >>> updates, _ = tx.update(grads, tx.init(mlp(16)), mlp(16))
+      >>> round(float(jnp.linalg.norm(mlp(16)["mid"] + updates["mid"])), 4)
+      4.0
+    """
+    memory = scales.training.beta(beta)
+
+    def precondition(scales: Scales) -> Transform:
+        updates = orthogonalize(
+            *(scales, ns_coeffs, ns_steps, memory, eps, mu_dtype), nesterov=nesterov
+        )
+        return optax.chain(updates, divide_by(norm_in_training, scales))
+
+    return _beside(
+        *("muon_h", learning_rate, scales, precondition),
+        _partner(
+            *(partner, scales),
+            _either(partner_learning_rate, learning_rate),
+            (partner_weight_decay, None),
+        ),
+        per_head=per_head,
+        split_fused=split_fused,
+        on_sphere=True,
+    )
