@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from .links import CONVOLUTION, ELEMENTWISE, indices, is_known
-from .program import MOVES, Node, Program
+from .program import MOVES, Node, Program, origin
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
 # An operand, its contracted axes, its batch axes, and the other operand.
@@ -746,13 +746,6 @@ class Axes:
 
 def _params(labels: Labels) -> set[int]:
     return {param for axes in labels for param, _ in axes}
-
-
-def origin(node: Node) -> Node:
-    """What a broadcast or reshaped value was before."""
-    while node.op in MOVES and len(node.operands) == 1:
-        node = node.operands[0]
-    return node
 
 
 def _is_constant_factor(node: Node) -> bool:

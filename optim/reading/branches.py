@@ -2,64 +2,30 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import numpy as np
 
 from .axes import Axes
 from .degrees import degree_in_parameters
 from .links import SUM
-from .program import MOVES, Node, Program
+from .program import MOVES, Node, Program, earlier, origin, reach
 
-_KERNEL_OPS = (
-    "dot_general",
-    "conv_general_dilated",
-    "ragged_dot_general",
-)
+KERNELS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _NONLINEAR = frozenset(
-    (
-        "max",
-        "min",
-        "exp",
-        "exp2",
-        "expm1",
-        "tanh",
-        "logistic",
-        "erf",
-        "erf_inv",
-        "sin",
-        "cos",
-        "log",
-        "log1p",
-        "integer_pow",
-        "pow",
-        "sqrt",
-        "sign",
-        "abs",
-        "round",
-        "floor",
-        "atan2",
-    )
+    """
+    abs atan2 cos erf erf_inv exp exp2 expm1 floor integer_pow log log1p logistic max
+    min pow round sign sin sqrt tanh
+    """.split()  # noqa: SIM905
 )
 # Linear in their data operands, besides `MOVES`.
 _LINEAR = frozenset(
-    (
-        "last",
-        "scan_out",
-        "scan_in",
-        "pad",
-        "reduce_sum",
-        "cumsum",
-        "psum",
-        "all_gather",
-        "neg",
-        "join",
-        "concatenate",
-        "reduce_window_sum",
-        "rev",
-        SUM,
-    )
+    """
+    all_gather concatenate cumsum join last neg pad psum reduce_sum reduce_window_sum
+    rev scan_in scan_out sum
+    """.split()  # noqa: SIM905
 )
 # They take a part of a value, so that a parameter holds more than this part.
 _PARTS = frozenset(["slice", "dynamic_slice", "gather"])
@@ -144,6 +110,7 @@ class Branches:
         self._known: dict[int, list[End] | Node] = {}
         self._shared: frozenset[int] = frozenset()
         self._products = {x.id for x in axes.kernel_sums.values()}
+        self._outputs = {x.id for x in program.outputs}
         self._backward = {node.id for node in program.nodes if node.backward}
         self.all: list[Branch] = []
         for node in program.nodes:
@@ -209,16 +176,11 @@ class Branches:
 
     def _only_for(self, end: Node) -> frozenset[int]:
         """Ids of the nodes whose only use is to compute a value, with its own."""
-        before, stack = {end.id: end}, [end]
-        while stack:
-            for node in self.before(stack.pop()):
-                if node.id not in before and node.operands:
-                    before[node.id] = node
-                    stack.append(node)
         kept = {end.id}
-        for at in sorted(before, reverse=True):
-            if all(user.id in kept for user in self._axes.uses(before[at])):
-                kept.add(at)
+        sources = reach([end], lambda node: [x for x in earlier(node) if x.operands])
+        for node in sorted(sources, key=lambda node: -node.id):
+            if all(user.id in kept for user in self._axes.uses(node)):
+                kept.add(node.id)
         return frozenset(kept)
 
     def _leave_out_crossing(self) -> None:
@@ -230,8 +192,8 @@ class Branches:
         number: dict[int, int] = {}  # of the additions to a stream, by its beginning
         begin: dict[int, int] = {}
         for b in self.all:
-            before = last.get(b.trunk.id)
-            own = b.add.id if before is None else begin[before.add.id]
+            like = last.get(b.trunk.id)
+            own = b.add.id if like is None else begin[like.add.id]
             begin[b.add.id] = own
             number[own] = number.get(own, 0) + 1
 
@@ -286,11 +248,6 @@ class Branches:
             node.op == "add" and bool(node.shape) and all(x.data for x in node.operands)
         )
 
-    @staticmethod
-    def before(node: Node) -> list[Node]:
-        """Operands, without the end of a loop's body."""
-        return node.operands[:1] if node.op == "carry" else node.operands
-
     def _dominate(self) -> None:
         """Find each data node's immediate dominator, seen from the inputs."""
         for node in self._program.nodes:
@@ -298,7 +255,7 @@ class Branches:
                 continue
             found: Node | None = None
             first = True
-            for operand in self.before(node):
+            for operand in earlier(node):
                 if operand.data:
                     found = operand if first else self._common(found, operand)
                     first = False
@@ -319,19 +276,15 @@ class Branches:
 
     def between(self, start: Node, end: Node) -> frozenset[int]:
         """Ids of the nodes that lead from `start` to `end`, with `end`."""
-        nodes = self._program.nodes
+        if end.id <= start.id or not end.data:
+            return frozenset()
         reached = {start.id}
-        seen: set[int] = set()
-        stack = [end]
-        while stack:  # ancestors of the end, down to the start
-            node = stack.pop()
-            if node.id in seen or node.id <= start.id or not node.data:
-                continue
-            seen.add(node.id)
-            stack.extend(self.before(node))
-        for at in sorted(seen):
-            if any(x.id in reached for x in self.before(nodes[at])):
-                reached.add(at)
+        sources = reach(
+            [end], lambda x: [y for y in earlier(x) if y.data and y.id > start.id]
+        )
+        for node in sorted(sources, key=lambda node: node.id):
+            if any(x.id in reached for x in earlier(node)):
+                reached.add(node.id)
         reached.discard(start.id)
         return frozenset(reached) if end.id in reached else frozenset()
 
@@ -392,32 +345,21 @@ class Branches:
     def _starts(self, skip: Node, end: Node) -> Iterable[tuple[Node, Node, float]]:
         """Where the branch may start: (node, stream, the constant of the stream)."""
         trunk, factor = self.trunk(skip)
-        at, before = skip, 1.0
+        at, constant = skip, 1.0
         while at is not trunk:  # the branch may read the stream after its constant
-            yield at, trunk, before
-            at, before = self._inner_step(at, before)
+            yield at, trunk, constant
+            at, constant = self._inner_step(at, constant)
         for start in (*self._same_stream(trunk), *self._gated(trunk, end)):
             yield start, trunk, factor
 
     def goes_on(self, node: Node) -> bool:
         """Whether a value is followed by further kernels."""
-        seen, stack = {node.id}, [node]
-        while stack:
-            for user in self._axes.uses(stack.pop()):
-                if user.id in seen:
-                    continue
-                if self._kernels([user.id]):
-                    return True
-                seen.add(user.id)
-                stack.append(user)
-        return False
+        after = [x.id for x in reach(self._axes.uses(node), self._axes.uses)]
+        return bool(self._kernels(after))
 
     def _is_constant_to_gradients(self, node: Node) -> bool:
-        while node.op in MOVES and len(node.operands) == 1:
-            if node.op == "stop_gradient":
-                return True
-            node = node.operands[0]
-        return False
+        moved = reach([node], lambda x: x.operands if x.op in MOVES else ())
+        return any(x.op == "stop_gradient" for x in moved)
 
     def _projected(self, node: Node) -> Branch | None:
         """A branch beside a shortcut that changes the width, as in ResNets."""
@@ -459,9 +401,9 @@ class Branches:
 
     def trunk(self, node: Node) -> tuple[Node, float]:
         """The value without casts, reshapes and constant factors, and the factor."""
-        factor, before = 1.0, None
-        while node is not before:
-            before = node
+        factor, last = 1.0, None
+        while node is not last:
+            last = node
             node, factor = self._inner_step(node, factor)
         return node, factor
 
@@ -500,8 +442,7 @@ class Branches:
     @staticmethod
     def _complement(gate: Node) -> Node | None:
         """The value t of a gate 1 - t."""
-        while gate.op in MOVES and len(gate.operands) == 1:
-            gate = gate.operands[0]
+        gate = origin(gate)
         is_one = gate.op == "sub" and gate.operands[0].value == 1
         return gate.operands[1] if is_one else None
 
@@ -509,7 +450,7 @@ class Branches:
         return [
             node
             for node in (self._program.nodes[i] for i in sorted(inside))
-            if node.op in _KERNEL_OPS and any(x.weight for x in node.operands)
+            if node.op in KERNELS and any(x.weight for x in node.operands)
         ]
 
     def _made(
@@ -557,10 +498,8 @@ class Branches:
         longest: dict[int, int] = {}
         nodes = self._program.nodes
         for at in sorted(inside):
-            before = max(
-                (longest.get(x.id, 0) for x in self.before(nodes[at])), default=0
-            )
-            longest[at] = before + bool(self._kernels([at]))
+            each = [longest.get(x.id, 0) for x in earlier(nodes[at])]
+            longest[at] = max(each, default=0) + bool(self._kernels([at]))
         return max(longest.values(), default=0)
 
     def ends(self, node: Node, factor: float = 1.0) -> list[End]:
@@ -586,7 +525,7 @@ class Branches:
     def _ends(self, node: Node) -> list[End]:
         if node.op == "param" and node.param is not None:
             return [End(node.param, 1.0, node)]
-        if node.op in ("mul", "div", *_KERNEL_OPS):
+        if node.op in ("mul", "div", *KERNELS):
             return self._product(node)
         if node.op in ("add", "sub"):
             operands = [x for x in node.operands if x.data or x.weight]
@@ -621,7 +560,7 @@ class Branches:
             found = self.ends(weight, factor)
         except Failure:
             # E.g. rounded: not linear, but twice as large for parameters twice as large
-            degree = degree_in_parameters(self._program.nodes, weight)
+            degree = degree_in_parameters(weight)
             if degree is None or degree.power != 1:
                 raise Failure(node) from None
             factor *= degree.constant
@@ -703,7 +642,7 @@ class Branches:
         while self._with_weight(node) is not None:
             node, more = self.trunk(next(x for x in node.operands if x.data))
             factor *= more
-        if node.op in (*_KERNEL_OPS, "gather"):
+        if node.op in (*KERNELS, "gather"):
             return [node], factor
         product = self._axes.kernel_sums.get(node.id)
         if product is not None:
@@ -787,52 +726,42 @@ class Branches:
                 norm = inner[0]
         return 1.0
 
-    def escapes(self, start: Node, stops: Container[tuple[int, int]]) -> Node | None:
+    def escapes(self, start: Node, stops: Set[tuple[int, int]]) -> Node | None:
         """A result that a node reaches without passing through one of some operations.
 
         Args:
           start: the node.
           stops: (operation, operand) pairs of node ids; an operand of -1 means any.
         """
-        outputs = {x.id for x in self._program.outputs}
-        seen, stack = {start.id}, [start]
         if (start.id, -1) in stops:
             return None
-        while stack:
-            at = stack.pop()
-            if at.id in outputs:
-                return at
-            for user in self._axes.uses(at):
-                stop = (user.id, at.id) in stops or (user.id, -1) in stops
-                if not stop and user.id not in seen:
-                    seen.add(user.id)
-                    stack.append(user)
-        return None
+
+        def users(at: Node) -> list[Node]:
+            every = self._axes.uses(at)
+            pairs = [{(user.id, at.id), (user.id, -1)} for user in every]
+            each = zip(every, pairs, strict=True)
+            return [user for user, pair in each if not pair & stops]
+
+        return next((x for x in reach([start], users) if x.id in self._outputs), None)
 
     def feeding(self, node: Node, chosen: Iterable[Branch]) -> list[Branch] | None:
         """The branches through which a node outside of all reaches the outputs.
 
         None if it reaches them without a branch.
         """
-        chosen = list(chosen)
         ends = {(b.add.id, b.end.id): b for b in chosen}
-        outputs = {x.id for x in self._program.outputs}
         found: dict[int, Branch] = {}
-        seen: set[int] = set()
-        stack = [node]
-        while stack:
-            at = stack.pop()
-            if at.id in seen:
-                continue
-            seen.add(at.id)
-            if at.id in outputs:
-                return None
+
+        def users(at: Node) -> Iterator[Node]:
             for user in self._axes.uses(at):
                 branch = ends.get((user.id, at.id))
                 if branch is not None:
                     found[user.id] = branch
                 elif user.id not in self._backward:  # repeats the forward pass
-                    stack.append(user)
+                    yield user
+
+        if any(at.id in self._outputs for at in reach([node], users)):
+            return None
         return list(found.values())
 
 
@@ -847,12 +776,5 @@ def _root_mean_square(node: Node) -> float:
 
 def _is_random(mask: Node) -> bool:
     """Whether a mask is drawn from random bits."""
-    seen, stack = {mask.id}, [mask]
-    while stack and len(seen) < 200:
-        node = stack.pop()
-        if node.op.startswith(("random", "threefry")):
-            return True
-        more = [x for x in node.operands if x.id not in seen]
-        seen |= {x.id for x in more}
-        stack += more
-    return False
+    sources = itertools.islice(reach([mask], lambda node: node.operands), 200)
+    return any(node.op.startswith(("random", "threefry")) for node in sources)

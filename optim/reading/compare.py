@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from ..rules.parametrizations import Parametrization, parametrization
@@ -13,13 +13,13 @@ from ..scales.declare import Declarations
 from ..scales.paths import open_numbers
 from ..scales.table import Scales, some
 from .axes import Axes, Event, Use
-from .branches import Branch, Branches, End, Failure
+from .branches import KERNELS, Branch, Branches, End, Failure
 from .growth import grown, same_parametrization, twin
 from .heads import find_heads
 from .leaves import Leaves
 from .lists import Pairing
 from .models import Reading, trace
-from .program import Node
+from .program import Node, earlier, reach
 from .roles import Found, find_roles, remedy
 from .segments import Parts, segmented
 from .sums import Sum, Sums
@@ -628,27 +628,41 @@ class _Comparison:
             )
         every = self.large.branches.all
         nodes = {e.node.id for b in every for e in b.ends}
-        for end in branch.ends:
-            path = self.large.path(end)
+        for path in map(self.large.path, branch.ends):
             stops = {
                 (b.add.id, -1 if b.end.weight else b.end.id)  # -1: a bias on a sum
                 for b in every
                 if path in self._ends(b)
             }
-            escapes = self.large.branches.escapes
-            elsewhere = [
-                e.node
-                for e in self._uses(path)
-                if e.node.id not in nodes or escapes(e.node, stops) is not None
-            ]
-            if elsewhere:
-                line = elsewhere[0].line
+            elsewhere = self._elsewhere({path}, nodes, stops)
+            if elsewhere is not None:
                 raise ValueError(
                     f"{path!r} ends the {branch.label}, but is "
-                    f"also used elsewhere ({line}), so that it cannot carry the "
-                    f"branch's multiplier; {advice}"
+                    f"also used elsewhere ({elsewhere.line}), so that it cannot carry "
+                    f"the branch's multiplier; {advice}"
                 )
             found[path] = dataclasses.replace(found[path], ends_branch=True)
+
+    def _elsewhere(
+        self, paths: Iterable[str], nodes: Set[int], stops: Set[tuple[int, int]]
+    ) -> Node | None:
+        """A use of parameters apart from some nodes, or one with a way around `stops`.
+
+        Parameters can carry a multiplier for what they are used for alone.
+        """
+        return next(
+            (
+                event.node
+                for path in paths
+                for event in self.large.events(path)
+                if event.is_use
+                and (
+                    event.node.id not in nodes
+                    or self.large.branches.escapes(event.node, stops) is not None
+                )
+            ),
+            None,
+        )
 
     def _follow_sums(self, found: dict[str, ParamScale]) -> list[Sum]:
         """Check sums of products of activations; a factor's parameters carry the rest.
@@ -737,26 +751,9 @@ class _Comparison:
         """Whether parameters are used for nothing but these sums."""
         sides = [side for each in sums for side in each.sides]
         ends = {e.node.id for x in sides for e in self._side(self.large, x)[0]}
-        ends |= {each.node.id for each in sums}
         stops = {(each.node.id, -1) for each in sums}
-        return bool(paths) and all(
-            event.node.id in ends
-            and self.large.branches.escapes(event.node, stops) is None
-            for path in paths
-            for event in self._uses(path)
-        )
-
-    def _can_carry(self, ends: list[End], node: Node) -> bool:
-        """Whether parameters are used for nothing but one operation."""
-        allowed, stops = {e.node.id for e in ends}, {(node.id, -1)}
-        return bool(ends) and all(
-            x.node.id in allowed and self.large.branches.escapes(x.node, stops) is None
-            for e in ends
-            for x in self._uses(self.large.path(e))
-        )
-
-    def _uses(self, path: str) -> list[Event]:
-        return [event for event in self.large.events(path) if event.is_use]
+        nodes = ends | {each.node.id for each in sums}
+        return bool(paths) and self._elsewhere(paths, nodes, stops) is None
 
     def _side(self, model: _Model, node: Node) -> tuple[list[End], float]:
         """The parameters that a factor is linear in, and its constant."""
@@ -780,22 +777,19 @@ class _Comparison:
 
     def _sources(self, model: _Model, node: Node) -> set[str]:
         """The parameters of the nearest kernels before a node."""
-        found: set[str] = set()
-        stack, seen = [node], set()
-        while stack:
-            at = stack.pop()
-            if at.id in seen:
-                continue
-            seen.add(at.id)
-            weights = [x for x in at.operands if x.weight]
-            if weights and at.data:
-                for x in weights:
-                    for axes in model.axes.labels.get(x.id, ()):
-                        found |= {model.reading.path_of[p] for p, _ in axes}
-                if at.op in ("dot_general", "conv_general_dilated"):
-                    continue
-            stack += [x for x in model.branches.before(at) if x.data]
-        return found
+
+        def sources(at: Node) -> list[Node]:
+            is_kernel = at.op in KERNELS and any(x.weight for x in at.operands)
+            return [] if is_kernel else [x for x in earlier(at) if x.data]
+
+        return {
+            model.reading.path_of[param]
+            for at in reach([node], sources)
+            for x in at.operands
+            if x.weight and at.data
+            for axes in model.axes.labels.get(x.id, ())
+            for param, _ in axes
+        }
 
     def _follow_readouts(self, found: dict[str, ParamScale], sums: list[Sum]) -> None:
         """Constants beside first and last layers are forward multipliers of theirs."""
@@ -854,7 +848,7 @@ class _Comparison:
         """The constants on the result and on the input of a layer."""
         factor = model.branches.outer(node) * model.branches.on_weight(node)
         data = [x for x in node.operands if x.data]
-        if node.op in ("dot_general", "conv_general_dilated", "mul") and data:
+        if node.op in (*KERNELS, "mul") and data:
             factor *= model.branches.unit(data[0])
             if not model.branches.belongs_to_layer(data[0]):
                 factor *= model.branches.inner(data[0])
@@ -889,14 +883,15 @@ class _Comparison:
             return
         data = next(x for x in now.operands if x.data)
         ends, _ = self._side(self.large, data)
-        if not self._can_carry(ends, now):
+        carriers, nodes = {self.large.path(e) for e in ends}, {e.node.id for e in ends}
+        if not ends or self._elsewhere(carriers, nodes, {(now.id, -1)}) is not None:
             raise ValueError(
                 f"the embedding {path!r} is also the readout ({now.line}); its logits "
                 f"need a multiplier of base width / width (here {1 / width:.4g}), and "
                 f"have {ratio:.4g}: multiply the logits by it, or the input of this "
                 "product"
             )
-        for last in {self.large.path(e) for e in ends}:
+        for last in carriers:
             known = found[last]
             found[last] = dataclasses.replace(
                 known, carried=known.carried / width / ratio

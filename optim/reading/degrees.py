@@ -7,11 +7,11 @@ Where the degree becomes zero, as in a norm or a quotient, the scale has no effe
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from .links import SUM
-from .program import MOVES, Node
+from .program import MOVES, Node, origin, reach
 
 _SAME = MOVES.union(
     ("neg", "abs", "imag", "scan_in", "scan_out", "last", "reduce_max", "reduce_min"),
@@ -117,34 +117,28 @@ def constant_that_matters(
     return None
 
 
-def degree_in_parameters(nodes: Sequence[Node], end: Node) -> Degree | None:
+def degree_in_parameters(end: Node) -> Degree | None:
     """How a function of parameters alone depends on their scale.
 
     Args:
-      nodes: those of the program, in its order.
       end: the function of parameters.
 
     Returns:
       Its degree where all its parameters are scaled together, e.g. 1 for a kernel that
       is rounded to multiples of its mean absolute value; None if it has no degree.
     """
-    before, stack = {end.id}, [end]
-    while stack:
-        for x in stack.pop().operands:
-            if x.weight and x.id not in before:
-                before.add(x.id)
-                stack.append(x)
+    sources = reach([end], lambda node: [x for x in node.operands if x.weight])
     found: dict[int, Degree] = {}
     try:
-        for at in sorted(before):
-            node, degree = nodes[at], _ONE
+        for node in sorted(sources, key=lambda node: node.id):
+            degree = _ONE
             if node.op == "param":
                 degree = Degree(1.0)
             elif any(found[x.id].power for x in node.operands if x.id in found):
                 degree = _degree(node, found, False)
             if not degree.alone:
                 return None
-            found[at] = degree
+            found[node.id] = degree
     except _MattersError:
         return None
     return found[end.id]
@@ -237,13 +231,7 @@ def _is_void(node: Node, user: Node) -> bool:
         if node.op in MOVES and data:
             node = data[0]
         elif node.op in ("mul", "add", "scan_in", "dot_general") and data:
-            node = next((x for x in data if _reaches_carry(x)), data[0])
+            node = next((x for x in data if origin(x).op == "carry"), data[0])
         else:
             return False
     return False
-
-
-def _reaches_carry(node: Node) -> bool:
-    while node.op in MOVES and len(node.operands) == 1:
-        node = node.operands[0]
-    return node.op == "carry"

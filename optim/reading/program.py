@@ -5,11 +5,12 @@ call (`jit`, `remat`, `custom_jvp`, `cond`, ...). A loop's body stands in it onc
 the number of its iterations.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -125,6 +126,33 @@ class Node:
             "transpose(" in str(getattr(source, "name_stack", ""))
             for source in self.source
         )
+
+
+def origin(node: Node) -> Node:
+    """What a value was before it was moved, e.g. broadcast or reshaped."""
+    while node.op in MOVES and len(node.operands) == 1:
+        node = node.operands[0]
+    return node
+
+
+def earlier(node: Node) -> list[Node]:
+    """Operands, without the end of a loop's body."""
+    return node.operands[:1] if node.op == "carry" else node.operands
+
+
+def reach(
+    starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]
+) -> Iterator[Node]:
+    """Nodes, and what follows them and so on, each once."""
+    stack = list(starts)
+    seen = {node.id for node in stack}
+    while stack:
+        node = stack.pop()
+        yield node
+        for after in following(node):
+            if after.id not in seen:
+                seen.add(after.id)
+                stack.append(after)
 
 
 # Files in these directories are never the user's own code.
@@ -463,8 +491,15 @@ class Program:
         shape[axis] = len(rows)
         return self._emit("concatenate", rows, shape, source, {"dimension": axis})
 
-    def _loop_body(self, runs: int) -> "_Loop":
-        return _Loop(self, runs)
+    @contextlib.contextmanager
+    def _loop_body(self, runs: int) -> Iterator[None]:
+        """Count the iterations of the loop whose body is being inlined."""
+        outside = self._runs, self._loop
+        number = len(self.loops) + 1
+        self.loops[number] = (runs, self._loop, False)
+        self._runs, self._loop = self._runs * runs, number
+        yield
+        self._runs, self._loop = outside
 
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
         params, source = equation.params, equation.source_info
@@ -629,33 +664,18 @@ class Program:
 
     def is_counted(self, node: Node) -> bool:
         """Whether a loop counts a value, or takes it from an input of the model."""
-        seen: set[int] = set()
-        stack = [node]
-        while stack:
-            at = stack.pop()
-            given = at.op == "scan_in" and at.operands[0].op == "input"
-            if given or (at.op in ("scan_in", "carry") and not at.data):
-                return True
-            if at.id not in seen and at.op != "carry":
-                seen.add(at.id)
-                stack.extend(at.operands)
-        return False
+        return any(
+            (at.op == "scan_in" and at.operands[0].op == "input")
+            or (at.op in ("scan_in", "carry") and not at.data)
+            for at in reach([node], lambda x: () if x.op == "carry" else x.operands)
+        )
 
     def carries_through(self, node: Node, loop: int) -> bool:
         """Whether a node of a loop's body is computed from the loop's carry."""
         starts = {x.id for x in self._carried.get(loop, ())}
         least = min(starts, default=0)
-        seen: set[int] = set()
-        stack = [node]
-        while stack:
-            at = stack.pop()
-            if at.id in starts:
-                return True
-            if at.id in seen or at.id < least:
-                continue
-            seen.add(at.id)
-            stack.extend(at.operands[:1] if at.op == "carry" else at.operands)
-        return False
+        sources = reach([node], lambda x: [y for y in earlier(x) if y.id >= least])
+        return any(x.id in starts for x in sources)
 
 
 def _known(value: Any) -> Any:
@@ -783,23 +803,6 @@ def _iterations(params: Any, operands: list[Node]) -> int:
 
 def _value(node: Node | None) -> float | None:
     return None if node is None else node.value
-
-
-class _Loop:
-    """Count the iterations of the loop whose body is being inlined."""
-
-    def __init__(self, program: Program, runs: int):
-        self._program, self._by = program, runs
-
-    def __enter__(self) -> None:
-        program = self._program
-        self._before = program._runs, program._loop
-        number = len(program.loops) + 1
-        program.loops[number] = (self._by, program._loop, False)
-        program._runs, program._loop = program._runs * self._by, number
-
-    def __exit__(self, *_: Any) -> None:
-        self._program._runs, self._program._loop = self._before
 
 
 def regrouped(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range, range]]:

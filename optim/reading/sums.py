@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from .axes import Axes
 from .branches import Branches
 from .degrees import constant_that_matters
-from .program import MOVES, Node, Program
+from .program import MOVES, Node, Program, origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +107,8 @@ class Sums:
             if node.op == "div":
                 below, _ = self._branches.trunk(node.operands[1])
                 if below.op == "reduce_sum" or below.op == "add":
-                    above = self._branches.trunk(node.operands[0])[0]
-                    return any(x is above for x in _through(below))
+                    above, _ = self._branches.trunk(node.operands[0])
+                    return _through(below) is above
                 node = node.operands[0]
             elif node.op in MOVES and len(node.operands) == 1:
                 node = node.operands[0]
@@ -140,16 +140,12 @@ class Sums:
         return False
 
 
-def _through(node: Node) -> list[Node]:
+def _through(node: Node) -> Node:
     """What a normalizer sums, also with a small constant added."""
     if node.op == "add":
         node = next((x for x in node.operands if x.data), node)
-    while node.op in MOVES and len(node.operands) == 1:
-        node = node.operands[0]
-    found = node.operands[0] if node.op == "reduce_sum" else node
-    while found.op in MOVES and len(found.operands) == 1:
-        found = found.operands[0]
-    return [found]
+    node = origin(node)
+    return origin(node.operands[0] if node.op == "reduce_sum" else node)
 
 
 def _divides(node: Node, by: Node, of: Node, branches: Branches) -> bool:
