@@ -608,16 +608,17 @@ class Axes:
                 return
         self.labels[node.id] = result
         if indices.data:
-            self._rows[node.id] = frozenset().union(*(labels[a] for a in looked))
-            self._mark(
-                node,
-                [
-                    *((labels[a], Use.TABLE) for a in looked),
-                    *((labels[a], Use.OUT) for a in kept if a not in looked),
-                ],
-            )
+            self._look_up(node, labels, looked, kept)
         else:
             self.sliced |= {x for a in looked for x in labels[a]}
+
+    def _look_up(
+        self, node: Node, labels: Labels, looked: Sequence[int], kept: Iterable[int]
+    ) -> None:
+        """Rows of a table are looked up on some of its axes."""
+        self._rows[node.id] = NONE.union(*(labels[a] for a in looked))
+        uses = dict.fromkeys(kept, Use.OUT) | dict.fromkeys(looked, Use.TABLE)
+        self._mark(node, [(labels[a], use) for a, use in uses.items()])
 
     def _op_dynamic_slice(self, node: Node) -> None:
         table, *indices = node.operands
@@ -630,21 +631,10 @@ class Axes:
         if any(x.data for x in indices):
             # One entry is looked up; a window of several is moved.
             one = [a for a in looked if sizes[a] == 1]
-            self._rows[node.id] = frozenset().union(*(labels[a] for a in looked))
             self.labels[node.id] = tuple(
                 NONE if a in one else x for a, x in enumerate(labels)
             )
-            self._mark(
-                node,
-                [
-                    *((labels[a], Use.TABLE) for a in looked),
-                    *(
-                        (labels[a], Use.OUT)
-                        for a in range(len(labels))
-                        if a not in looked
-                    ),
-                ],
-            )
+            self._look_up(node, labels, looked, range(len(labels)))
         else:
             self.sliced |= {x for a in looked for x in labels[a] if sizes[a] == 1}
 

@@ -118,7 +118,6 @@ class Branches:
             if branch is not None:
                 self.all.append(branch)
         self._add_first()
-        self._add_to_parameters()
         self._leave_out_crossing()
         self._add_biases()
         self._prefer_own_ends()
@@ -126,53 +125,33 @@ class Branches:
     def _add_first(self) -> None:
         """Add the first of a stream's additions whose branch reads another value.
 
-        The line of the user's code says that it is one, as in a reversible network,
-        whose two streams read each other.
+        The line of the user's code says that a later block's addition is the same: in
+        a reversible network, whose two streams read each other, and where a stream
+        starts as a parameter, e.g. learned latents or queries.
         """
-        for branch in [*self.all]:
-            nodes = [self._program.nodes[i] for i in sorted(branch.inside)]
-            for first in (branch.trunk, *nodes):
-                same = bool(first.line) and first.line == branch.add.line
-                if not same or not self._is_addition(first) or self._is_known(first):
-                    continue
-                at = branch.add.operands[1] is branch.end
-                skip, end = first.operands[1 - at], first.operands[at]
-                if self.trunk(skip)[0] in (branch.trunk, *nodes):
-                    continue
-                start = self._common(skip, end)
-                inside = frozenset() if start is None else self.between(start, end)
-                if self._kernels(inside) and not self._is_constant_to_gradients(end):
-                    self._trunks[first.id] = skip
-                    made = self._made(first, skip, end, inside)
-                    self.all += [made] if made is not None else []
-        self.all.sort(key=lambda branch: branch.add.id)
-
-    def _is_known(self, add: Node) -> bool:
-        return add.id in self._trunks or any(b.add is add for b in self.all)
-
-    def _add_to_parameters(self) -> None:
-        """Add the first additions to a stream that starts as a parameter.
-
-        Learned latents or queries are an example. The line of the user's code says
-        that a later block's addition is the same.
-        """
-        for branch in [*self.all]:
-            first = branch.trunk
-            while first.id not in self._trunks and first.line:
-                like = next((b for b in self.all if b.add.line == first.line), None)
-                if like is None or first.op != "add" or len(first.operands) != 2:
-                    break
+        known = {branch.add.id for branch in self.all}
+        lines = {branch.add.line: branch for branch in self.all if branch.add.line}
+        nodes = self._program.nodes
+        pairs = [
+            (branch, first)
+            for branch in self.all
+            for first in (branch.trunk, *(nodes[i] for i in branch.inside))
+        ]
+        for branch, first in pairs:
+            while first.op == "add" and first.id not in known and first.line in lines:
+                like = lines[first.line]
                 at = like.add.operands[1] is like.end
                 skip, end = first.operands[1 - at], first.operands[at]
                 inside = self._only_for(end)
-                is_read = len(self._axes.uses(skip)) > 1  # unlike a bias
-                if skip.data or not is_read or not self._kernels(inside):
+                is_stream = skip.data or len(self._axes.uses(skip)) > 1  # no bias
+                is_inner = self.trunk(skip)[0].id in branch.inside
+                if not is_stream or is_inner or not self._kernels(inside):
                     break
-                self._trunks[first.id] = skip
+                known.add(first.id)
                 made = self._made(first, skip, end, inside)
                 self.all += [made] if made is not None else []
                 first, _ = self.trunk(skip)
-        self.all.sort(key=lambda branch: branch.add.id)
+        self.all.sort(key=_place)
 
     def _only_for(self, end: Node) -> frozenset[int]:
         """Ids of the nodes whose only use is to compute a value, with its own."""
@@ -220,7 +199,7 @@ class Branches:
                 self.all.append(
                     Branch(user, b.add, weight, inside, b.runs, ends, None, constant, 0)
                 )
-        self.all.sort(key=lambda branch: branch.add.id)
+        self.all.sort(key=_place)
 
     def _prefer_own_ends(self) -> None:
         """Let no parameter that several branches share end one, e.g. their gate."""
@@ -763,6 +742,10 @@ class Branches:
         if any(at.id in self._outputs for at in reach([node], users)):
             return None
         return list(found.values())
+
+
+def _place(branch: Branch) -> int:
+    return branch.add.id
 
 
 def _root_mean_square(node: Node) -> float:

@@ -10,26 +10,21 @@ import math
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from .links import SUM
 from .program import MOVES, Node, origin, reach
 
+# Homogeneous in their first operand.
 _SAME = MOVES.union(
-    ("neg", "abs", "imag", "scan_in", "scan_out", "last", "reduce_max", "reduce_min"),
-    ("cumsum", "cummax", "cummin", "slice", "pad", "dynamic_slice", "gather"),
-    ("sort", "reduce_window_max", "reduce_window_sum", "all_gather", "psum"),
+    """
+    abs all_gather cummax cummin cumsum dynamic_slice gather imag neg pad psum
+    reduce_max reduce_min reduce_window_max reduce_window_sum slice sort
+    """.split()  # noqa: SIM905
 )
 _BILINEAR = ("mul", "dot_general", "conv_general_dilated")
 _ADDITIVE = frozenset(
-    ("add", "sub", "max", "min", "concatenate", "select_n", "clamp")
-).union(
-    (
-        SUM,
-        "join",
-        "carry",
-        "scatter-add",
-        "scatter",
-        "dynamic_update_slice",
-    )
+    """
+    add carry clamp concatenate dynamic_update_slice join max min scatter scatter-add
+    select_n sub sum
+    """.split()  # noqa: SIM905
 )
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _INDEPENDENT = ("sign", "argmax", "argmin", "is_finite")

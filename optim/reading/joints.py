@@ -98,7 +98,7 @@ class Segmented(Program):
         source: Any,
         params: dict[str, Any] | None = None,
     ) -> Node:
-        call = _Call(op, operands, tuple(shape), source, params or {})
+        call = Node(-1, op, operands, tuple(shape), params or {}, source, 1)
         for i, node in enumerate(operands):
             if node.joint is not None:
                 made = self._pushed(call, i, node.joint)
@@ -106,7 +106,7 @@ class Segmented(Program):
                     return made
         return super()._emit(op, operands, shape, source, params)
 
-    def _pushed(self, call: "_Call", i: int, axis: int) -> Node | None:
+    def _pushed(self, call: Node, i: int, axis: int) -> Node | None:
         """The operation on segments; None if it can only be that on their join."""
         if call.op == "slice" and call.shape[axis] != call.operands[0].shape[axis]:
             return self._part_of_join(call, axis)
@@ -126,7 +126,7 @@ class Segmented(Program):
             return None
         return self._emit(SUM, self._each(call, i, index), call.shape, call.source)
 
-    def _each(self, call: "_Call", i: int, index: Index) -> list[Node]:
+    def _each(self, call: Node, i: int, index: Index) -> list[Node]:
         """The operation on each segment of an operand.
 
         Args:
@@ -168,7 +168,7 @@ class Segmented(Program):
         start = sum(sizes[:number])
         return self._slice(node, axis, start, start + sizes[number], node.source)
 
-    def _reshaped(self, call: "_Call", axis: int) -> Node | None:
+    def _reshaped(self, call: Node, axis: int) -> Node | None:
         join = call.operands[0]
         through = reshaped(join.shape, call.shape, axis, repeats_of(join))
         if through is None:
@@ -182,7 +182,7 @@ class Segmented(Program):
             parts.append(self._emit(call.op, [part], shape, call.source, call.params))
         return self._join(parts, through.axis, call.source, through.repeats)
 
-    def _part_of_join(self, call: "_Call", axis: int) -> Node | None:
+    def _part_of_join(self, call: Node, axis: int) -> Node | None:
         """A part of a join: whole segments and parts of segments."""
         starts, limits = call.params["start_indices"], call.params["limit_indices"]
         join, found, at = call.operands[0], [], 0
@@ -208,7 +208,7 @@ class Segmented(Program):
         return found[0] if len(found) == 1 else self._join(found, axis, call.source)
 
 
-def _params_of_part(call: "_Call", index: Index, size: int) -> dict[str, Any]:
+def _params_of_part(call: Node, index: Index, size: int) -> dict[str, Any]:
     """The parameters of an operation on a segment of a size."""
     params = call.params
     for name in ("limit_indices", "slice_sizes"):
@@ -217,21 +217,6 @@ def _params_of_part(call: "_Call", index: Index, size: int) -> dict[str, Any]:
     if call.op == "conv_general_dilated" and len(index.axes) == 2 and index.out:
         params = {**params, "feature_group_count": size}
     return params
-
-
-class _Call:
-    """One operation: its name, operands, shape, source and parameters."""
-
-    def __init__(
-        self,
-        op: str,
-        operands: list[Node],
-        shape: tuple[int, ...],
-        source: Any,
-        params: dict[str, Any],
-    ):
-        self.op, self.operands, self.shape = op, operands, shape
-        self.source, self.params = source, params
 
 
 def repeats_of(join: Node) -> int:

@@ -4,7 +4,7 @@ Each operation is described as an `einsum` is: by its indices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from .program import Node, regrouped
 
@@ -49,16 +49,7 @@ class Index(NamedTuple):
     mixed: bool = False
 
 
-class Operation(Protocol):
-    """What `indices` needs to know."""
-
-    op: str
-    operands: list[Node]
-    shape: tuple[int, ...]
-    params: dict[str, Any]
-
-
-def indices(node: Operation) -> list[Index]:
+def indices(node: Node) -> list[Index]:
     """The indices of an operation; [] if it is not known what it does.
 
     Examples:
@@ -82,13 +73,13 @@ def is_known(op: str) -> bool:
     return op in (*ELEMENTWISE, *_IN_PLACE, *REDUCTIONS, *_READERS)
 
 
-def index_of(node: Operation, operand: int, axis: int) -> Index | None:
+def index_of(node: Node, operand: int, axis: int) -> Index | None:
     """The index of an axis of an operand; None if none is known."""
     found = (x for x in indices(node) if x.axes.get(operand) == axis)
     return next(found, None)
 
 
-def _same_place(node: Operation) -> Iterator[Index]:
+def _same_place(node: Node) -> Iterator[Index]:
     rank, mixed = len(node.shape), set(_along(node))
     like = {k: x.shape for k, x in enumerate(node.operands) if len(x.shape) == rank}
     for a, size in enumerate(node.shape):
@@ -99,7 +90,7 @@ def _same_place(node: Operation) -> Iterator[Index]:
             yield Index(a, dict.fromkeys(like, a), a in mixed or len(same) < len(like))
 
 
-def _along(node: Operation) -> Iterable[int]:
+def _along(node: Node) -> Iterable[int]:
     """The axes along which an operation mixes entries."""
     params, every = node.params, range(len(node.shape))
     if node.op.startswith("scatter"):
@@ -116,7 +107,7 @@ def _along(node: Operation) -> Iterable[int]:
     return named if isinstance(named, tuple) else (named,)
 
 
-def _dropped(node: Operation, gone: Sequence[int], summed: bool) -> Iterator[Index]:
+def _dropped(node: Node, gone: Sequence[int], summed: bool) -> Iterator[Index]:
     rank, at = len(node.operands[0].shape), 0
     away = {a % rank for a in gone}
     for a in range(rank):
@@ -127,19 +118,19 @@ def _dropped(node: Operation, gone: Sequence[int], summed: bool) -> Iterator[Ind
             yield Index(None, {0: a})
 
 
-def _transpose(node: Operation) -> Iterator[Index]:
+def _transpose(node: Node) -> Iterator[Index]:
     for out, a in enumerate(node.params["permutation"]):
         yield Index(out, {0: a})
 
 
-def _broadcast(node: Operation) -> Iterator[Index]:
+def _broadcast(node: Node) -> Iterator[Index]:
     shape = node.operands[0].shape
     for a, out in enumerate(node.params["broadcast_dimensions"]):
         if shape[a] == node.shape[out]:
             yield Index(out, {0: a})
 
 
-def _reshape(node: Operation) -> Iterator[Index]:
+def _reshape(node: Node) -> Iterator[Index]:
     old, new = node.operands[0].shape, node.shape
     for before, after in regrouped(old, new):
         # An axis of size one belongs to nothing, unless it stands alone.
@@ -150,7 +141,7 @@ def _reshape(node: Operation) -> Iterator[Index]:
                 yield Index(out, {0: a}, old[a] != new[out])
 
 
-def _product(node: Operation) -> Iterator[Index]:
+def _product(node: Node) -> Iterator[Index]:
     groups: Sequence[int]
     numbers, groups = node.params.get("dimension_numbers"), ()
     if numbers is None:
@@ -171,7 +162,7 @@ def _product(node: Operation) -> Iterator[Index]:
                 out += 1
 
 
-def _convolution(node: Operation) -> Iterator[Index]:
+def _convolution(node: Node) -> Iterator[Index]:
     numbers, groups = (
         node.params["dimension_numbers"],
         node.params["feature_group_count"],
@@ -195,7 +186,7 @@ def _convolution(node: Operation) -> Iterator[Index]:
         yield Index(b, {0: a}, mixed=True)
 
 
-def is_depthwise(node: Operation) -> bool:
+def is_depthwise(node: Node) -> bool:
     """Whether a convolution has one kernel for each channel."""
     numbers = node.params["dimension_numbers"]
     data, kernel = node.operands[:2]
@@ -204,7 +195,7 @@ def is_depthwise(node: Operation) -> bool:
     return bool(groups == channels == kernel.shape[numbers.rhs_spec[0]])
 
 
-def _gather(node: Operation) -> Iterator[Index]:
+def _gather(node: Node) -> Iterator[Index]:
     numbers = node.params["dimension_numbers"]
     batch = tuple(getattr(numbers, "operand_batching_dims", ()))
     gone = {*numbers.collapsed_slice_dims, *batch}
@@ -213,12 +204,12 @@ def _gather(node: Operation) -> Iterator[Index]:
         yield Index(out, {0: a}, mixed=True)
 
 
-def _scan_in(node: Operation) -> Iterator[Index]:
+def _scan_in(node: Node) -> Iterator[Index]:
     for out in range(len(node.shape)):
         yield Index(out, {0: out + 1})
 
 
-def _scan_out(node: Operation) -> Iterator[Index]:
+def _scan_out(node: Node) -> Iterator[Index]:
     for a in range(len(node.operands[0].shape)):
         yield Index(a + 1, {0: a})
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -135,15 +135,19 @@ def _build(
 
 
 def _build_module(model: Any, inputs: tuple[Any, ...], which: str) -> _Built:
-    if _is_linen(model):
-        variables = model.init(jax.random.key(0), *inputs)
-        return _take_apart((model, variables), which)
-    if _is_haiku(model):
-        made = model.init(jax.random.key(0), *inputs)
-        # Functions with state return (parameters, state).
-        state = made if type(model).__name__ == "TransformedWithState" else (made,)
-        return _take_apart((model, *state), which)
+    if _is_linen(model) or _is_haiku(model):
+        return _take_apart((model, *_initial(model, inputs)), which)
     return _take_apart(model, which)
+
+
+def _initial(model: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Linen's variables, or Haiku's parameters and its state, if it has one."""
+    made = model.init(jax.random.key(0), *inputs)
+    return made if _has_state(model) else (made,)
+
+
+def _has_state(model: Any) -> bool:
+    return type(model).__name__ == "TransformedWithState"
 
 
 def _take_apart(model: Any, which: str) -> _Built:
@@ -212,8 +216,7 @@ def initialized(model: Any, inputs: tuple[Any, ...] | None) -> Any:
         filled = jax.tree.map(
             lambda x: jax.numpy.zeros(x.shape, x.dtype) if _is_array(x) else x, inputs
         )
-        made = model.init(jax.random.key(0), *filled)
-        return made[0] if type(model).__name__ == "TransformedWithState" else made
+        return _initial(model, filled)[0]
 
     return build
 
@@ -230,7 +233,7 @@ def _forward(kind: Any, which: str) -> Call:
     if _is_haiku(kind):
 
         def haiku(trees: Any, *inputs: Any) -> Any:
-            first = trees if type(kind).__name__ == "TransformedWithState" else (trees,)
+            first = trees if _has_state(kind) else (trees,)
             # hk.without_apply_rng removes the key.
             takes_key = "rng" in inspect.signature(kind.apply).parameters
             key = (jax.random.key(0),) if takes_key else ()

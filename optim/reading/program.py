@@ -506,7 +506,8 @@ class Program:
         first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
         starts = [[x] for x in operands[first:last]]
         axes: list[int] = [0] * len(starts)
-        results = self._body(equation, operands, starts, axes)
+        body = (equation, params["length"], params["jaxpr"], operands[:first])
+        results = self._body(*body, starts, axes, operands[last:])
         for i, (carry, after) in enumerate(results[: len(starts)]):
             axis = after.params.get("dimension")
             if axis is not None and self._is_taken_apart(carry, after, axis):
@@ -518,7 +519,7 @@ class Program:
                     for pair in itertools.pairwise(edges)
                 ]
         if any(len(x) > 1 for x in starts):
-            results = self._body(equation, operands, starts, axes)
+            results = self._body(*body, starts, axes, operands[last:])
         found = []
         for parts, axis, (_, after) in zip(starts, axes, results, strict=False):
             ends = after.operands if len(parts) > 1 else [after]
@@ -548,23 +549,27 @@ class Program:
 
     def _body(
         self,
-        equation: Any,
-        operands: list[Node],
+        loop: Any,
+        runs: int,
+        body: Any,
+        consts: Sequence[Node],
         starts: list[list[Node]],
         axes: list[int],
+        stacked: Sequence[Node] = (),
     ) -> list[tuple[Node, Node]]:
-        """The body of a scan: each carry (or a result) and what it is next.
+        """The body of a loop: each carry (or a result) and what it is next.
 
         Args:
-          equation: the scan.
-          operands: constants, carry and stacked values.
+          loop: its equation.
+          runs: the number of iterations.
+          body: what is computed in each.
+          consts: values that are the same in each.
           starts: the parts of each carry before the loop.
           axes: where the parts are joined.
+          stacked: values of which each iteration gets a slice.
         """
-        params, source = equation.params, equation.source_info
-        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-        body = params["jaxpr"]
-        with self._loop_body(params["length"]):
+        source = loop.source_info
+        with self._loop_body(runs):
             parts = [
                 [self._new("carry", [x], x.shape, source=source) for x in each]
                 for each in starts
@@ -575,12 +580,12 @@ class Program:
             ]
             slices = [
                 self._emit("scan_in", [node], node.shape[1:], source)
-                for node in operands[last:]
+                for node in stacked
             ]
             self._carried[self._loop] = [x for each in parts for x in each]
             self._sliced[self._loop] = slices
             results = self._inline(
-                body.jaxpr, body.consts, [*operands[:first], *carried, *slices]
+                body.jaxpr, body.consts, [*consts, *carried, *slices]
             )
         for each, after in zip(parts, results, strict=False):
             ends = after.operands if len(each) > 1 else [after]
@@ -590,23 +595,18 @@ class Program:
         return [*zip(carried, results, strict=False), *((x, x) for x in rest)]
 
     def _while(self, equation: Any, operands: list[Node]) -> list[Node]:
-        params, source = equation.params, equation.source_info
+        params = equation.params
         before, consts = params["cond_nconsts"], params["body_nconsts"]
-        body = params["body_jaxpr"]
-        with self._loop_body(_iterations(params, operands)):
-            carried = [
-                self._new("carry", [node], node.shape, source=source)
-                for node in operands[before + consts :]
-            ]
-            self._carried[self._loop] = carried
-            results = self._inline(
-                body.jaxpr,
-                body.consts,
-                [*operands[before : before + consts], *carried],
-            )
-        for carry, after in zip(carried, results, strict=True):
-            carry.operands.append(after)
-        return [self._new("last", [node], node.shape) for node in results]
+        starts = [[x] for x in operands[before + consts :]]
+        results = self._body(
+            equation,
+            _iterations(params, operands),
+            params["body_jaxpr"],
+            operands[before : before + consts],
+            starts,
+            [0] * len(starts),
+        )
+        return [self._new("last", [end], end.shape) for _, end in results]
 
     def _leave_out_unused(self) -> None:
         """Keep what results depend on, and parameters that are used nowhere else."""
