@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from ..rules.parametrizations import Parametrization, parametrization
@@ -28,40 +28,39 @@ from .totals import Totals
 _ALIKE = 0.01  # constants count as equal if their logarithms differ by less
 
 
-@dataclasses.dataclass
 class _Model:
-    """A model, its program, and what was read from it."""
+    """A model's program, and what was read from it.
 
-    reading: Reading
-    axes: Axes
-    branches: Branches
-    totals: Totals
-    sums: Sums
-    roles: dict[str, Found | None]
-    heads: Mapping[str, tuple[int, ...]]
+    Args:
+      reading: the program.
+      given: parameters whose axes the user declared.
+      growth: the axes of each parameter that grow from the base to the target.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        given: Declarations,
+        growth: Mapping[str, frozenset[int]],
+    ):
+        self.reading, program = reading, reading.program
+        growing = frozenset(
+            (i, axis)
+            for i, path in enumerate(reading.path_of)
+            for axis in growth.get(path, ())
+        )
+        self.axes = Axes(program, growing)
+        self.roles = find_roles(reading, self.axes, given)
+        self.branches = Branches(program, self.axes)
+        self.totals = Totals(program, self.axes, self.branches)
+        self.sums = Sums(program, self.axes, self.branches)
+        self.heads = find_heads(reading, self.axes)
 
     def events(self, path: str) -> list[Event]:
         return self.axes.events[self.reading.path_of.index(path)]
 
     def path(self, end: End) -> str:
         return self.reading.path_of[end.param]
-
-
-def _model(
-    reading: Reading, given: Declarations, growth: Mapping[str, set[int]]
-) -> _Model:
-    growing = frozenset(
-        (i, axis)
-        for i, path in enumerate(reading.path_of)
-        for axis in growth.get(path, ())
-    )
-    axes = Axes(reading.program, growing)
-    roles = find_roles(reading, axes, given)
-    branches = Branches(reading.program, axes)
-    totals = Totals(reading.program, axes, branches)
-    sums = Sums(reading.program, axes, branches)
-    heads = find_heads(reading, axes)
-    return _Model(reading, axes, branches, totals, sums, roles, heads)
 
 
 def _numbered(model: _Model) -> dict[tuple[str, int], Node]:
@@ -81,26 +80,10 @@ def _numbered(model: _Model) -> dict[tuple[str, int], Node]:
     return found
 
 
-def _growths(
-    large: Leaves, small: Leaves, wide: Leaves
-) -> tuple[dict[str, set[int]], ...]:
-    """The growing axes of each parameter of target, base and delta."""
-    to_small, to_wide = Pairing(large, small), Pairing(large, wide)
-    found: tuple[dict[str, set[int]], ...] = {}, {}, {}
-    for path in large:
-        one, other = to_small.twin(path), to_wide.twin(path)
-        if one is None or other is None:
-            continue
-        pairs = zip(small[one].shape, wide[other].shape, strict=False)
-        axes = {a for a, (before, after) in enumerate(pairs) if before != after}
-        for names, name in zip(found, (path, one, other), strict=True):
-            names.setdefault(name, set()).update(axes)
-    # Blocks of the base beside the first of their kind.
-    for names, leaves in zip(found[1:], (small, wide), strict=True):
-        like = {open_numbers(name): axes for name, axes in names.items()}
-        for name in leaves.keys() - names.keys():
-            names[name] = like.get(open_numbers(name), set())
-    return found
+def _of_all(growth: Mapping[str, frozenset[int]], all: Leaves) -> dict[str, Any]:
+    """The growth of all parameters, also of blocks beside the first of their kind."""
+    like = {open_numbers(name): axes for name, axes in growth.items()}
+    return {p: growth.get(p, like.get(open_numbers(p), frozenset())) for p in all}
 
 
 def read_scales(
@@ -120,44 +103,49 @@ def read_scales(
     if delta is None:
         del models["delta"]
     readings = [trace(model, inputs, call, k) for k, model in models.items()]
-    large, (small, *more), parts = segmented(
-        readings[1], [readings[0], *readings[2:]], given
-    )
-    last = more[0] if more else large
-    growths = _growths(large.leaves, small.leaves, last.leaves)
-    now = _model(large, given, growths[0])
-    wide = _model(more[0], given, growths[2]) if more else now
-    then = _model(small, given, growths[1])
-    comparison = _Comparison(then, now, wide, given, fractional, training)
+    large, others, parts = segmented(readings[1], [readings[0], *readings[2:]], given)
+    comparison = _Comparison(large, others, given, fractional, training)
     return comparison.scales(point, parts)
 
 
 class _Comparison:
+    """Base and target, parameter by parameter and branch by branch.
+
+    Args:
+      large: the target.
+      others: the base, and a model of other widths than the base's, if there is one.
+      given: parameters whose axes the user declared.
+      fractional: whether ratios need not be whole numbers.
+      training: ratios of batch and examples.
+    """
+
     def __init__(
         self,
-        small: _Model,
-        large: _Model,
-        wide: _Model,
+        large: Reading,
+        others: Sequence[Reading],
         given: Declarations,
         fractional: bool,
         training: TrainingScale,
     ):
-        self.small, self.large, self.given = small, large, given
         self.fractional, self.training = fractional, training
-        self._wide = wide
         self._averaged: list[Branch] = []  # terms of means over layers
-        self._leaves = large.reading.leaves
-        to_small = Pairing(self._leaves, small.reading.leaves)
-        to_wide = Pairing(self._leaves, wide.reading.leaves)
+        self._leaves, small = large.leaves, others[0].leaves
+        wide = others[1].leaves if len(others) > 1 else large.leaves
+        to_small, to_wide = (Pairing(self._leaves, x) for x in (small, wide))
         self._opened = to_small.opened
-        self.twin = {
-            p: twin(p, to_small, small.reading.leaves, self._leaves, "base")
-            for p in self._leaves
-        }
-        self.other = {
-            p: twin(p, to_wide, wide.reading.leaves, self._leaves, "delta")
-            for p in self._leaves
-        }
+        self.twin, self._shapes = {}, {}
+        growths: tuple[dict[str, frozenset[int]], ...] = {}, {}, {}
+        for path, leaf in self._leaves.items():
+            one = twin(path, to_small, small, self._leaves, "base")
+            other = twin(path, to_wide, wide, self._leaves, "delta")
+            before, after = small[one].shape, wide[other].shape
+            axes = frozenset(a for a, n in enumerate(before) if n != after[a])
+            self.twin[path], self._shapes[path] = one, (before, leaf.shape, after)
+            for growth, name in zip(growths, (path, one, other), strict=True):
+                growth[name] = axes | growth.get(name, frozenset())
+        self._growth = growths[0]
+        self.large = _Model(large, given, growths[0])
+        self.small = _Model(others[0], given, _of_all(growths[1], small))
 
     def scales(self, point: Parametrization | None, parts: Parts) -> Scales:
         """Roles from the programs, depth from their branches."""
@@ -199,8 +187,7 @@ class _Comparison:
         for (path, axis), node in after.items():
             twin = self.twin[path]
             like = before.get((twin, axis))
-            small = self.small.reading.leaves[twin].shape[axis]
-            large = self._leaves[path].shape[axis]
+            small, large, _ = (shape[axis] for shape in self._shapes[path])
             if like is not None and small != large and like.runs == node.runs:
                 raise ValueError(
                     f"a loop takes layer after layer of {path!r} ({node.line}), of "
@@ -211,11 +198,7 @@ class _Comparison:
                 )
 
     def _scale(self, path: str, depth: float, inside: bool) -> ParamScale:
-        leaf = self._leaves[path]
-        small = self.small.reading.leaves[self.twin[path]]
-        wide = self._wide.reading.leaves[self.other[path]]
-        role = self.large.roles[path]
-        grows = self._grows(path)
+        role, grows = self.large.roles[path], self._growth[path]
         if role is None:
             if grows:
                 raise ValueError(self._unused(path))
@@ -248,7 +231,7 @@ class _Comparison:
         small_heads = self.small.heads.get(self.twin[path], ())
         return grown(
             role,
-            (small.shape, leaf.shape, wide.shape),
+            self._shapes[path],
             fractional=self.fractional,
             depth=depth,
             in_branch=inside,
@@ -260,7 +243,7 @@ class _Comparison:
     def _unused(self, path: str) -> str:
         """Why a parameter's use is not known, and what to do."""
         roles = self.large.roles
-        unused = [p for p in roles if roles[p] is None and self._grows(p)]
+        unused = [p for p in roles if roles[p] is None and self._growth[p]]
         uses = self.large.axes.uses(self._param(path))
         backward = next((x for x in uses if x.backward), None)
         if backward is not None:
@@ -274,12 +257,6 @@ class _Comparison:
             "call=lambda model, *inputs: ... that does (the loss, for example),"
             f" or declare the axes: {remedy(path, self._leaves[path].shape)}"
         )
-
-    def _grows(self, path: str) -> frozenset[int]:
-        """The axes of a parameter that grow."""
-        small = self.small.reading.leaves[self.twin[path]].shape
-        wide = self._wide.reading.leaves[self.other[path]].shape
-        return frozenset(a for a, n in enumerate(small) if n != wide[a])
 
     def _last_width(self, found: Mapping[str, ParamScale]) -> float:
         """Ratio of the last hidden layer's width: the fan-in of the last readout."""
@@ -487,12 +464,12 @@ class _Comparison:
                 ratios[path] = names.count(name) / before.count(name)
             for event in self.large.events(path):
                 if event.node.op == "scan_in" and not event.is_use:
-                    small = self.small.reading.leaves[self.twin[path]].shape
+                    small, large, _ = self._shapes[path]
                     role = self.large.roles[path]
                     copies = () if role is None else role.copies
                     for axis in set(event.axes(Use.COPY)) & set(copies):
-                        if small[axis] != self._leaves[path].shape[axis]:
-                            ratios[path] = self._leaves[path].shape[axis] / small[axis]
+                        if small[axis] != large[axis]:
+                            ratios[path] = large[axis] / small[axis]
         return ratios
 
     def _check_only_sums_deepen(self, added: list[Branch]) -> None:
@@ -809,9 +786,7 @@ class _Comparison:
                 continue
             if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
                 continue
-            ratio = self._constant(self.large, role.node) / self._constant(
-                self.small, before.node
-            )
+            ratio = self._ratio(role.node, before.node)
             if self.large.sums.is_scale_free(self._param(path)):
                 self._check_norm(path, role, ratio)  # weight normalization
                 continue
@@ -822,13 +797,12 @@ class _Comparison:
         """Raise a `ValueError` if a kernel's norm is also over outputs that grow."""
         assert role.node is not None
         index = self.large.reading.path_of.index(path)
-        large = self._leaves[path].shape
-        small = self.small.reading.leaves[self.twin[path]].shape
+        small, large, _ = self._shapes[path]
         if self.large.sums.is_scale_free(role.node):
             return
         for node, summed in self.large.axes.norms:
             own = {axis for param, axis in summed if param == index}
-            outs = own & {*role.out_axes} & self._grows(path)
+            outs = own & {*role.out_axes} & self._growth[path]
             growth = math.prod(large[a] / small[a] for a in outs) ** 0.5
             if own & {*role.in_axes} and not _alike(growth, 1):
                 if _alike(ratio, growth):
@@ -844,7 +818,12 @@ class _Comparison:
     def _param(self, path: str) -> Node:
         return self.large.reading.program.params[self.large.reading.path_of.index(path)]
 
-    def _constant(self, model: _Model, node: Node) -> float:
+    def _ratio(self, now: Node, then: Node) -> float:
+        """The constant on a layer of the target, over that of the base."""
+        return self._constant(self.large, now) / self._constant(self.small, then)
+
+    @staticmethod
+    def _constant(model: _Model, node: Node) -> float:
         """The constants on the result and on the input of a layer."""
         factor = model.branches.outer(node) * model.branches.on_weight(node)
         data = [x for x in node.operands if x.data]
@@ -865,9 +844,7 @@ class _Comparison:
         assert role.node is not None
         assert before is not None
         assert before.node is not None
-        first = self._constant(self.large, role.node) / self._constant(
-            self.small, before.node
-        )
+        first = self._ratio(role.node, before.node)
         found[path] = dataclasses.replace(scale, carried=scale.carried / first)
         now, then = (
             next(
@@ -877,8 +854,9 @@ class _Comparison:
             )
             for m, p in ((self.large, path), (self.small, self.twin[path]))
         )
-        ratio = self._constant(self.large, now) / self._constant(self.small, then)
-        ratio /= first  # the table carries this, also as the readout
+        ratio = (
+            self._ratio(now, then) / first
+        )  # the table carries this, also as the readout
         if _alike(ratio, 1 / width):
             return
         data = next(x for x in now.operands if x.data)
