@@ -686,24 +686,36 @@ class Branches:
             return float(size ** (-0.5 if "I" in str(node.params["fft_type"]) else 0.5))
         if node.op not in ("mul", "div") or not all(x.data for x in node.operands):
             return 1.0
-        for norm in node.operands:
-            rooted = False
-            for _ in range(12):
-                inner = [x for x in norm.operands if x.data]
-                rooted = rooted or norm.op in ("sqrt", "rsqrt", "pow")
-                if norm.op == "reduce_sum":
-                    shape = norm.operands[0].shape
-                    size = math.prod(shape[a] for a in norm.params["axes"])
-                    summed = self.trunk(norm.operands[0])[0]
-                    if summed is self.trunk(node.operands[0])[0]:
-                        return 1.0 / float(size)  # entries of a softmax sum to one
-                    if rooted:
-                        return 1 / math.sqrt(size)
-                # A mean is a sum over a known number.
-                if len(inner) != 1 or (norm.op in ("mul", "div") and len(inner) == 1):
-                    break
-                norm = inner[0]
+        for by in node.operands:
+            total, rooted = self.normalizer(by)
+            if total is None:
+                continue
+            shape = total.operands[0].shape
+            size = math.prod(shape[a] for a in total.params["axes"])
+            if self.trunk(total.operands[0])[0] is self.trunk(node.operands[0])[0]:
+                return 1.0 / float(size)  # entries of a softmax sum to one
+            if rooted:
+                return 1 / math.sqrt(size)
         return 1.0
+
+    @staticmethod
+    def normalizer(by: Node, *, means: bool = False) -> tuple[Node | None, bool]:
+        """The sum that a divisor is computed from, and whether as its root.
+
+        Args:
+          by: what something is divided by (or multiplied by, if it is an inverse).
+          means: whether the sum may be divided by a known number first.
+        """
+        rooted = False
+        for _ in range(12):
+            if by.op == "reduce_sum":
+                return by, rooted
+            rooted = rooted or by.op in ("sqrt", "rsqrt", "pow")
+            inner = [x for x in by.operands if x.data]
+            if len(inner) != 1 or (by.op in ("mul", "div") and not means):
+                break
+            by = inner[0]
+        return None, rooted
 
     def escapes(self, start: Node, stops: Set[tuple[int, int]]) -> Node | None:
         """A result that a node reaches without passing through one of some operations.

@@ -7,12 +7,12 @@ sum over a kernel and activations needs none: the kernel's size shrinks.)
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .axes import Axes
 from .branches import Branches
 from .degrees import constant_that_matters
-from .program import MOVES, Node, Program, origin
+from .program import MOVES, Node, Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Sums:
     def __init__(self, program: Program, axes: Axes, branches: Branches):
         self._axes, self._branches = axes, branches
         self._outputs = {x.id for x in program.outputs}
+        self._normalized = set(self._quotients(program))
         found = [self._sum(node) for node in program.nodes]
         self.all = [x for x in found if x is not None]
 
@@ -84,7 +85,7 @@ class Sums:
     def _reduced(self, node: Node, axes: Sequence[int]) -> Sum | None:
         if node.operands[0].op == "scan_out" and tuple(axes) == (0,):
             return None  # over layers (see `Totals`) or steps
-        inner, _ = self._branches.trunk(node.operands[0])
+        inner = self._trunk(node.operands[0])
         size = math.prod(node.operands[0].shape[a] for a in axes)
         sides: tuple[Node, ...]
         if inner.op == "integer_pow" and inner.params["y"] == 2:
@@ -95,9 +96,21 @@ class Sums:
             sides = (node.operands[0],)
         if any(map(self._averages, sides)):
             return None
-        if len(set(sides)) == 1 and self._normalizes(node, sides[0]):
+        if len(set(sides)) == 1 and (node, self._trunk(sides[0])) in self._normalized:
             return None
         return Sum(node, sides, size)
+
+    def _quotients(self, program: Program) -> Iterator[tuple[Node, Node]]:
+        """Each sum that something is divided by, as in a norm, with what it divides."""
+        for node in program.nodes:
+            if node.op in ("mul", "div") and all(x.data for x in node.operands):
+                for by, of in (node.operands, node.operands[::-1]):
+                    total, _ = self._branches.normalizer(by, means=True)
+                    if total is not None:
+                        yield total, self._trunk(of)
+
+    def _trunk(self, node: Node) -> Node:
+        return self._branches.trunk(node)[0]
 
     def _averages(self, node: Node) -> bool:
         """Whether a factor is a choice, or weights that sum to one, as of a softmax."""
@@ -105,10 +118,11 @@ class Sums:
             if node.id in self._axes.hot:
                 return True
             if node.op == "div":
-                below, _ = self._branches.trunk(node.operands[1])
-                if below.op == "reduce_sum" or below.op == "add":
-                    above, _ = self._branches.trunk(node.operands[0])
-                    return _through(below) is above
+                total, rooted = self._branches.normalizer(node.operands[1])
+                if total is not None and not rooted:
+                    return self._trunk(total.operands[0]) is self._trunk(
+                        node.operands[0]
+                    )
                 node = node.operands[0]
             elif node.op in MOVES and len(node.operands) == 1:
                 node = node.operands[0]
@@ -120,36 +134,3 @@ class Sums:
             else:
                 return False
         return False
-
-    def _normalizes(self, node: Node, of: Node) -> bool:
-        """Whether the root of a sum of squares divides what is summed, as in a norm."""
-        of, _ = self._branches.trunk(of)
-        for _ in range(12):
-            users = [x for x in self._axes.uses(node) if x.data]
-            ends = [x for x in users if _divides(x, node, of, self._branches)]
-            if ends:
-                return True
-            if not users:
-                return False
-            node = users[0]
-            known = [x for x in node.operands if not x.data]
-            if node.op in ("sqrt", "rsqrt", "pow", *MOVES):
-                continue
-            if len(known) + 1 < len(node.operands) or node.op == "exp":
-                return False
-        return False
-
-
-def _through(node: Node) -> Node:
-    """What a normalizer sums, also with a small constant added."""
-    if node.op == "add":
-        node = next((x for x in node.operands if x.data), node)
-    node = origin(node)
-    return origin(node.operands[0] if node.op == "reduce_sum" else node)
-
-
-def _divides(node: Node, by: Node, of: Node, branches: Branches) -> bool:
-    if node.op not in ("mul", "div") or not all(x.data for x in node.operands):
-        return False
-    above = node.operands[node.operands[0] is by]
-    return branches.trunk(above)[0] is of
