@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 from programs import (  # noqa: F401
     convolutional,
+    current,
     generative,
     growth,
     harder,

@@ -651,6 +651,10 @@ class Axes:
             }
             return
         self._elementwise(node)
+        for a, axes in enumerate(self._of(source)):
+            one = [x.op == "slice" and x.shape[a] == 1 for x in self.uses(source)]
+            if source.shape[a] > 1 and all(one):  # looked up for all layers at once
+                self._mark(node, [(axes, Use.COPY)])
 
     def _op_select_n(self, node: Node) -> None:
         cases = node.operands[1:]
@@ -681,11 +685,10 @@ class Axes:
         source = node.operands[0]
         if self._is_kernel(source):
             labels = self._of(source)
-            if source.weight:
-                self._mark(node, [(labels[0], Use.COPY)])
-                if self._program.is_map(node.loop):
-                    before = self._mapped.get(node.loop, NONE)
-                    self._mapped[node.loop] = before | labels[0]
+            self._mark(node, [(labels[0], Use.COPY)])
+            if source.weight and self._program.is_map(node.loop):
+                before = self._mapped.get(node.loop, NONE)
+                self._mapped[node.loop] = before | labels[0]
             self.labels[node.id] = self._joined(node, [source])
             if source.id in self._rows:
                 self._rows[node.id] = self._rows[source.id]

@@ -441,17 +441,19 @@ class _Comparison:
         return inside
 
     @staticmethod
-    def _fed(model: _Model, path: str, branches: list[Branch]) -> int:
-        """How many branches a parameter acts through; 0 if also without any."""
+    def _fed(model: _Model, path: str, branches: list[Branch]) -> float:
+        """How many branches each copy acts through; 0 if also without any."""
         events = [e for e in model.events(path) if not e.node.backward]
-        shared = not any(e.node.op == "scan_in" for e in events)
+        taken = [e for e in events if e.node.op in ("scan_in", "slice")]
+        copies = {a for e in taken for a in e.axes(Use.COPY)}
+        number = math.prod(model.reading.leaves[path].shape[a] for a in copies)
         fed: dict[int, Branch] = {}
         for event in events:
             feeds = model.branches.feeding(event.node, branches)
             if feeds is None:
-                return 0
+                return 0.0
             fed |= {b.add.id: b for b in feeds}
-        return sum(b.runs if shared else 1 for b in fed.values())
+        return sum(b.runs for b in fed.values()) / number
 
     def _deeper(self) -> dict[str, float]:
         """Parameters of layers that the base has fewer of: {path: ratio}."""
