@@ -16,9 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mupax.zoo.addresses import public
+from mupax.zoo.weights.files import read_bytes
 
 SEAL = "crc"  # the key of a record's checksum
 APPEARS_WITHIN = 10.0  # seconds
+LARGEST = 2**30  # bytes of a file of records
 
 
 class Busy(Exception):
@@ -212,9 +214,11 @@ def read_sealed(path: pathlib.Path, *, required: bool = False) -> dict[str, Any]
       Damaged: the file was changed or truncated.
       OSError: the file cannot be read.
     """
-    if not path.is_file() and path.exists():
-        raise Damaged("it is not a regular file")
-    return parse_sealed(path.read_bytes(), required=required)
+    try:
+        text = read_bytes(path, LARGEST)
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+    return parse_sealed(text, required=required)
 
 
 def _checksum(plain: dict[str, Any]) -> int:

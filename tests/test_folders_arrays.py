@@ -60,6 +60,14 @@ def test_a_pipe_instead_of_arrays_is_refused(tmp_path):
         data.open_dataset(f"npz:{tmp_path / 'x.npz'}")
 
 
+def test_a_pipe_instead_of_an_image_is_refused(tmp_path):
+    name = folder(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "a/1.png").unlink()
+    os.mkfifo(tmp_path / "a/1.png")
+    with pytest.raises(UserError, match=r"a/1\.png cannot .*it is not a regular file"):
+        data.open_dataset(name)
+
+
 def test_without_a_test_split_a_tenth_of_each_class_is_always_the_same(
     tmp_path, caplog
 ):

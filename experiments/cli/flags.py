@@ -8,7 +8,7 @@ import pathlib
 import re
 import textwrap
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import remote
@@ -89,6 +89,7 @@ def parse(
     if config:
         given, path = _without_config(argv)
         loaded = _load(path)
+        own = {*loaded}
         known = (WORKDIR, *known)
     _define(known, values)
     try:
@@ -107,8 +108,7 @@ def parse(
     if config:
         name = pathlib.PurePath(path).stem
         workdir = flagged.pop("workdir") or default_workdir(argv[0], name)
-        if argv[0] in _OF_A_RUN:
-            _check_sections(argv[0], given)
+        _check_sections(argv[0], given, own)
         if isinstance(source := loaded.get("transfer_from"), str):
             _check_transferred(given, source)
     return Parsed(list(argv), loaded, workdir, flagged, rest[1:])
@@ -166,11 +166,19 @@ def _load(path: str) -> "ConfigDict":
 _OF_A_RUN = ("train", "eval")
 
 
-def _check_sections(command: str, words: Iterable[str]) -> None:
-    """Check that no flag sets a key of a section that trains other runs."""
+# Commands that use the sections of other runs, if the config file has them.
+_OF_A_TARGET = ("explain", "plan", "coord-check")
+
+
+def _check_sections(command: str, words: Iterable[str], own: Collection[str]) -> None:
+    """Check that no flag sets a key of a section that trains other runs.
+
+    `own` are the keys of the config file.
+    """
     for word in words:
         section, _, key = word.removeprefix("--config.").partition(".")
-        if section in ("sweep", "target"):
+        unused = command in _OF_A_TARGET and section not in own
+        if section in ("sweep", "target") and (unused or command in _OF_A_RUN):
             raise UserError(
                 f"--config.{section}.{key.partition('=')[0]} has no effect on `mupax "
                 f"{command}`; set model.width and model.depth, or use `mupax sweep` or "
@@ -197,6 +205,7 @@ _OPEN = (
     *("model", "optimizer", "schedule", "parametrization", "data", "sharding"),
     "modules",
 )
+_OPEN_IN_SWEEP = ("parametrizations", "base_axes")
 
 
 def _override_sections(config: "ConfigDict", argv: list[str]) -> list[str]:
@@ -248,9 +257,43 @@ def _define_overrides(config: "ConfigDict", argv: list[str], values: Any) -> Non
                 )
             _check_key(section, keys, config)
             unset = section == "target" and not config.target.get(keys[0])
-            if section in _OPEN or keys[0] == "parametrizations" or unset:
+            if section in _OPEN or keys[0] in _OPEN_IN_SWEEP or unset:
                 _add(config, path)
+    for word in argv:
+        if word.startswith("--config."):
+            _check_path(config, word.removeprefix("--config.").partition("=")[0])
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+
+
+def _check_path(config: "ConfigDict", path: str) -> None:
+    """Raise a ValueError for a key of a value, or an item of a tuple."""
+    from ml_collections import ConfigDict
+    from ml_collections.config_flags import config_path
+
+    try:
+        keys = config_path.split(path)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise ValueError(
+            f"--config.{short(path)} is not a key; write e.g. --config.model.width=64"
+        ) from None
+    value: Any = config
+    for i, key in enumerate(keys):
+        if isinstance(value, ConfigDict | dict):
+            if key not in value:
+                return  # the override raises an error
+        elif value is not None:
+            item = isinstance(value, tuple) and key in range(len(value))
+            if not item or i == len(keys) - 1:
+                whole = "".join(
+                    f".{k}" if isinstance(k, str) else f"[{k}]" for k in keys[:i]
+                )[1:]
+                raise ValueError(
+                    f"the config has no key {path}: {whole} is a value, not a section; "
+                    f"set all of it by --config.{whole}=..."
+                )
+        else:
+            return
+        value = value[key]
 
 
 def _check_key(section: str, keys: Sequence[str], config: "ConfigDict") -> None:
@@ -330,19 +373,14 @@ def _check_words(argv: Sequence[str]) -> None:
             raise UserError(f"Unknown command line flag {short(name)!r}")
 
 
-# Of ml_collections, for a key of a value.
-_NOT_A_SECTION = re.compile(
-    r"Attribute .* does not exist .*Attempting to lookup: ([\w.]+)|"
-    r"Override ([\w.]+) can not be applied"
-)
-
-
 def _one_line(error: BaseException) -> str:
     text = str(error)
     if found := re.match(r"flag --([^=]+)=(.*): invalid literal for int", text):
         return f"--{found[1]} is {found[2]!r}; it must be a whole number"
     if found := re.match(r"flag --([^=]+)=(.*): could not convert string to", text):
         return f"--{found[1]} is {found[2]!r}; it must be a number"
+    if found := re.match(r"flag --([^=]+)=(.*): \('Non-boolean argument", text):
+        return f"--{found[1]} is {found[2]!r}; it must be True or False"
     if found := re.match(r"flag --([^=]+)=(.*): Failed to parse .* a ConfigDict", text):
         flag, value = found.groups()
         name = f"; --{flag}.name={value} sets its name" if value.isidentifier() else ""
@@ -352,12 +390,6 @@ def _one_line(error: BaseException) -> str:
 
         if found[1].partition(".")[0] in defaults("sweep", "target"):
             return f"{text.strip()}; a key of the config is --config.{found[1]}=..."
-    if found := _NOT_A_SECTION.search(text):
-        path = found[1] or found[2]
-        return (
-            f"the config has no key {path}: {path.rpartition('.')[0]} is a value, not "
-            "a section"
-        )
     text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
         while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":

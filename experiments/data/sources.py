@@ -13,10 +13,13 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from mupax.zoo.weights.files import open_regular, read_bytes
+
 from .. import memory
 from ..errors import UserError, reason
 from .augment import GREY, Transform
 
+_LARGEST = 2**30  # bytes of an image file
 _SCANNED = 100_000  # image files whose headers are read for their sizes
 _ORIENTATION = 0x0112  # tag of EXIF; from 5 on, width and height are exchanged
 
@@ -93,8 +96,8 @@ class ImageFiles:
             return image
         path = image if isinstance(image, str) else image["path"]
         try:
-            return pathlib.Path(path).read_bytes()
-        except OSError as error:
+            return read_bytes(pathlib.Path(path), _LARGEST)
+        except (OSError, ValueError) as error:
             raise UserError(self.undecodable(k, error)) from None
 
     def turn(self, picture: Image.Image) -> None:
@@ -113,10 +116,12 @@ class ImageFiles:
         if isinstance(image, np.ndarray):
             return *image.shape[:2], image.shape[2] == 1
         try:
-            file = isinstance(image, str)
             # Only the beginning of a file is read.
-            source: Any = image if file else io.BytesIO(cast(bytes, self._content(k)))
-            with Image.open(source) as picture:
+            if isinstance(image, str):
+                source: Any = open_regular(pathlib.Path(image))
+            else:
+                source = io.BytesIO(cast(bytes, self._content(k)))
+            with source, Image.open(source) as picture:
                 width, height = picture.size
                 # Pillow would decode a PNG file for its EXIF data.
                 known = picture.format != "PNG" or "exif" in picture.info

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mupax.zoo.weights import hub
+from mupax.zoo.weights.files import read_bytes
 
 from .. import memory, remote
 from ..checks import whole
@@ -20,6 +21,7 @@ from .pipeline import Workers
 
 _BYTES = 256
 _TOKENIZER = "tokenizer.json"
+_LARGEST = 2**30  # bytes of it
 _TEST_SHARE = 10  # one window in ten, if there is no test file
 _ENCODED = 64  # bytes of memory that a tokenizer takes for a byte of text, about
 
@@ -275,7 +277,7 @@ def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
     file = _tokenizer_file(name)
     tokenizers = import_extra("tokenizers", "text", f"reading {file}")
     with _working(file):
-        loaded = tokenizers.Tokenizer.from_file(os.fspath(file))
+        loaded = tokenizers.Tokenizer.from_buffer(read_bytes(file, _LARGEST))
         loaded.no_truncation()
         loaded.no_padding()
         if hasattr(loaded.model, "dropout"):

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from absl import logging
 
+from mupax.zoo.weights.files import read_bytes
+
 from .. import io
 from ..errors import UserError, reason
 
@@ -138,11 +140,11 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     """
     path = folder / NAME
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        texts = path.read_bytes().split(b"\n")
+        texts = read_bytes(path, io.LARGEST).split(b"\n")
     except FileNotFoundError:
         return []
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
     lines: dict[tuple[int, bool], dict[str, Any]] = {}
     for number, text in enumerate(texts, 1):
         try:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from mupax.zoo.weights.files import is_finite
+from mupax.zoo.weights.files import is_finite, read_bytes
 
 from .. import io
 from ..errors import UserError, reason
@@ -114,14 +114,10 @@ class Store:
 def _lines(path: pathlib.Path) -> list[bytes]:
     """The lines of a file that are not empty, without one that is being written."""
     try:
-        if not path.exists():
-            return []
-        if not path.is_file():
-            raise UserError(
-                f"{path} cannot be read: it is not a regular file; remove it"
-            )
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
+        lines = read_bytes(path, io.LARGEST).splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read: {reason(error)}; make it readable, or remove it, "
             "and its runs are trained again"

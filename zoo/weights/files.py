@@ -28,6 +28,20 @@ def open_regular(path: pathlib.Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
+def read_bytes(path: pathlib.Path, most: int) -> bytes:
+    """Read a regular file of at most `most` bytes.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is larger, or not a regular file.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"it has {size:,} bytes; at most {most:,} are read")
+        return file.read()
+
+
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """Read a file with a JSON object.
 
@@ -36,11 +50,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         the file.
     """
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > _LARGEST_JSON:
-                raise ValueError(f"it has {size:,} bytes, too many for a config")
-            data = json.loads(file.read())
+        data = json.loads(read_bytes(path, _LARGEST_JSON))
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
     except RecursionError:
