@@ -1,4 +1,4 @@
-"""Random augmentations of images, with Pillow.
+"""Random augmentations of images: Pillow's operations with random arguments.
 
 An operation is a pure function of an image and of `draws` uniform random numbers.
 Grain's `random_map` draws them for each example from the seed and the example's place
@@ -24,9 +24,6 @@ from .. import checks
 from ..checks import number, one_of, whole
 from ..errors import UserError
 
-# Six numbers (a, b, c, d, e, f): x' = a x + b y + c and y' = d x + e y + f.
-Affine = tuple[float, float, float, float, float, float]
-
 #: Filters for resizing.
 RESAMPLE = {
     "nearest": Image.Resampling.NEAREST,
@@ -47,22 +44,6 @@ class Operation(abc.ABC):
     @abc.abstractmethod
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         """The new image; `u` are `draws` numbers in [0, 1)."""
-
-
-class Geometric(Operation):
-    """An affine map of an image. Consecutive maps resample the image once.
-
-    `fill` is the value of pixels from outside of the image.
-    """
-
-    fill: int
-
-    @abc.abstractmethod
-    def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
-        """The map from points of the result to points of an image of this size."""
-
-    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
-        return _resample(image, self.source(image.size, u), self.fill)
 
 
 # ----- Checks of options.
@@ -95,24 +76,33 @@ def _signed(magnitude: float, u: float) -> float:
     return magnitude * (2 * u - 1)
 
 
-def _rotation(size: tuple[int, int], degrees: float) -> Affine:
-    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    return _about_centre(size, cos, -sin, sin, cos)
+def _affine(
+    image: Image.Image,
+    a: float,
+    b: float,
+    d: float,
+    e: float,
+    fill: int,
+    **shift: float,
+) -> Image.Image:
+    """Map (a b; d e) of points of the result to the image, about its centre.
+
+    `shift` moves the result by dx and dy pixels.
+    """
+    x, y = image.width / 2, image.height / 2
+    dx, dy = x + shift.get("dx", 0.0), y + shift.get("dy", 0.0)
+    source = a, b, x - a * dx - b * dy, d, e, y - d * dx - e * dy
+    return image.transform(
+        image.size,
+        Image.Transform.AFFINE,
+        source,
+        Image.Resampling.BILINEAR,
+        fillcolor=_colour(image, fill),
+    )
 
 
-def _about_centre(
-    size: tuple[int, int], a: float, b: float, d: float, e: float
-) -> Affine:
-    """The linear map (a b; d e) about the centre of the image."""
-    x, y = size[0] / 2, size[1] / 2
-    return a, b, x - a * x - b * y, d, e, y - d * x - e * y
-
-
-def _compose(outer: Affine, inner: Affine) -> Affine:
-    """The map that applies `inner` first."""
-    first, second = (np.array([*m, 0, 0, 1]).reshape(3, 3) for m in (inner, outer))
-    a, b, c, d, e, f = (second @ first)[:2].ravel().tolist()
-    return a, b, c, d, e, f
+def _colour(image: Image.Image, fill: int) -> int | tuple[int, int, int]:
+    return fill if image.mode == "L" else (fill,) * 3
 
 
 # ----- Geometry.
@@ -135,7 +125,7 @@ class Flip(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotate(Geometric):
+class Rotate(Operation):
     """Rotate about the centre, by an angle uniform in -degrees..degrees.
 
     Attributes:
@@ -150,12 +140,13 @@ class Rotate(Geometric):
     def __post_init__(self) -> None:
         number(0)("degrees", self.degrees)
 
-    def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
-        return _rotation(size, _signed(self.degrees, u[0]))
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        angle, fill = _signed(self.degrees, u[0]), _colour(image, self.fill)
+        return image.rotate(angle, Image.Resampling.BILINEAR, fillcolor=fill)
 
 
 @dataclasses.dataclass(frozen=True)
-class AffineMap(Geometric):
+class AffineMap(Operation):
     """Shear, zoom and shift about the centre. See `Rotate` for rotations.
 
     The defaults are ours: the papers give no magnitudes (Bordelon et al., App. A).
@@ -178,13 +169,12 @@ class AffineMap(Geometric):
         number(0)("translate", self.translate)
         _interval("scale", self.scale)
 
-    def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         zoom = 1 / _between(*self.scale, u[0])
         slope = math.tan(math.radians(_signed(self.shear, u[1])))
-        a, b, c, d, e, f = _about_centre(size, zoom, zoom * slope, 0.0, zoom)
-        dx = _signed(self.translate * size[0], u[2])
-        dy = _signed(self.translate * size[1], u[3])
-        return a, b, c - a * dx - b * dy, d, e, f - d * dx - e * dy
+        dx = _signed(self.translate * image.width, u[2])
+        dy = _signed(self.translate * image.height, u[3])
+        return _affine(image, zoom, zoom * slope, 0, zoom, self.fill, dx=dx, dy=dy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,17 +266,16 @@ class RandomResizedCrop(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class ColorJitter(Operation):
-    """Random brightness, contrast, saturation and hue.
+    """Random brightness, contrast, saturation and hue, one after another.
 
-    All four are linear in (r, g, b), with hue as a rotation about the grey axis (YIQ).
-    They commute, are applied as one matrix, and are clipped to 0..255 once. The
-    defaults are ours: the papers give no magnitudes (Bordelon et al., App. A).
+    Pillow's enhancements, and its hue of HSV. The defaults are ours: the papers give no
+    magnitudes (Bordelon et al., App. A).
 
     Attributes:
-      brightness: the factor is uniform in 1 - brightness..1 + brightness.
+      brightness: the factor is uniform in 1 - brightness..1 + brightness; 0 at least.
       contrast: the same, about the mean grey of the image.
       saturation: the same, about the grey of each pixel.
-      hue: largest rotation, as a share of the full circle.
+      hue: largest turn, as a share of the full circle.
     """
 
     brightness: float = 0.2
@@ -300,42 +289,19 @@ class ColorJitter(Operation):
             number(0)(field.name, getattr(self, field.name))
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
-        brightness = 1 + _signed(self.brightness, u[0])
-        contrast = 1 + _signed(self.contrast, u[1])
-        gain = brightness * contrast
-        offset = brightness * (1 - contrast) * _mean_grey(image)
-        if image.mode == "L":
-            return image.point([gain * v + offset for v in range(256)])
-        saturation = 1 + _signed(self.saturation, u[2])
-        # Weights of each pixel's grey, and of its difference from grey.
-        r, g, b = (gain * (1 - saturation) * v for v in _GREY)
-        keep = gain * saturation
-        rows: tuple[float, ...]
-        rows = (keep + r, g, b, offset, r, keep + g, b, offset, r, g, keep + b, offset)
-        if self.hue:
-            rows = _turn_hue(rows, _signed(self.hue, u[3]))
-        return image.convert("RGB", rows)
-
-
-_GREY = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's "L"
-_YIQ = np.array([_GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
-_RGB = np.linalg.inv(_YIQ)
-
-
-def _mean_grey(image: Image.Image) -> float:
-    # Faster than NumPy; the error is at most 1/2.
-    mean = image.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
-    if isinstance(mean, tuple):
-        return sum(w * v for w, v in zip(_GREY, mean, strict=True))
-    return float(mean or 0)
-
-
-def _turn_hue(rows: tuple[float, ...], turn: float) -> tuple[float, ...]:
-    cos, sin = math.cos(2 * math.pi * turn), math.sin(2 * math.pi * turn)
-    turned = _RGB @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _YIQ
-    matrix = np.reshape(rows, (3, 4))
-    matrix[:, :3] = matrix[:, :3] @ turned
-    return tuple(matrix.ravel().tolist())
+        for kind, most, draw in (
+            (ImageEnhance.Brightness, self.brightness, u[0]),
+            (ImageEnhance.Contrast, self.contrast, u[1]),
+            (ImageEnhance.Color, self.saturation, u[2]),
+        ):
+            if most:
+                image = kind(image).enhance(max(0.0, 1 + _signed(most, draw)))
+        if self.hue and image.mode == "RGB":
+            hue, saturation, value = image.convert("HSV").split()
+            turn = round(256 * _signed(self.hue, u[3]))
+            hue = hue.point([(v + turn) % 256 for v in range(256)])
+            image = Image.merge("HSV", (hue, saturation, value)).convert("RGB")
+        return image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,12 +341,11 @@ def _enhancer(kind: Any) -> Change:
     return enhance
 
 
-def _mover(source: Callable[[tuple[int, int], float], Affine]) -> Change:
-    def move(image: Image.Image, level: float, sign: float, fill: int) -> Image.Image:
-        return _resample(image, source(image.size, sign * level), fill)
+def _mover(move: Callable[[Image.Image, float, int], Image.Image]) -> Change:
+    return lambda image, level, sign, fill: move(image, sign * level, fill)
 
-    return move
 
+_SHIFT = 150 / 331  # of a side
 
 # The paper's operations, with the magnitudes of its code (and of torchvision) at 30.
 _CHANGES: tuple[Change, ...] = (
@@ -393,11 +358,11 @@ _CHANGES: tuple[Change, ...] = (
     _enhancer(ImageEnhance.Contrast),
     _enhancer(ImageEnhance.Brightness),
     _enhancer(ImageEnhance.Sharpness),
-    _mover(lambda size, level: _rotation(size, 30 * level)),
-    _mover(lambda size, level: _about_centre(size, 1, 0.3 * level, 0, 1)),
-    _mover(lambda size, level: _about_centre(size, 1, 0, 0.3 * level, 1)),
-    _mover(lambda size, level: (1, 0, 150 / 331 * size[0] * level, 0, 1, 0)),
-    _mover(lambda size, level: (1, 0, 0, 0, 1, 150 / 331 * size[1] * level)),
+    _mover(lambda image, x, fill: Rotate(30, fill)(image, [(1 + x) / 2])),
+    _mover(lambda image, x, fill: _affine(image, 1, 0.3 * x, 0, 1, fill)),
+    _mover(lambda image, x, fill: _affine(image, 1, 0, 0.3 * x, 1, fill)),
+    _mover(lambda i, x, fill: _affine(i, 1, 0, 0, 1, fill, dx=_SHIFT * i.width * x)),
+    _mover(lambda i, x, fill: _affine(i, 1, 0, 0, 1, fill, dy=_SHIFT * i.height * x)),
 )
 
 
@@ -503,17 +468,6 @@ def _operation(entry: str | Mapping[str, Any]) -> Operation:
         raise UserError(f"the augmentation {name!r}: {error}") from error
 
 
-def _resample(image: Image.Image, source: Affine, fill: int) -> Image.Image:
-    colour = fill if image.mode == "L" else (fill,) * 3
-    return image.transform(
-        image.size,
-        Image.Transform.AFFINE,
-        source,
-        Image.Resampling.BILINEAR,
-        fillcolor=colour,
-    )
-
-
 # ----- From an image of any size to an example of a batch.
 
 #: Modes of grey images in Pillow.
@@ -599,19 +553,11 @@ class Transform:
             image = image.convert(self._mode)
         if not self._resizes:
             image = self._fit(image)
-        start, moved, fill = 0, None, 0
+        start = 0
         for op in self.operations:
-            numbers = u[start : start + op.draws]
+            image = op(image, u[start : start + op.draws])
             start += op.draws
-            if isinstance(op, Geometric):
-                source = op.source(image.size, numbers)
-                moved = source if moved is None else _compose(moved, source)
-                fill = op.fill
-                continue
-            if moved is not None:
-                image, moved = _resample(image, moved, fill), None
-            image = op(image, numbers)
-        return image if moved is None else _resample(image, moved, fill)
+        return image
 
     def _fit(self, image: Image.Image) -> Image.Image:
         height, width = self._size
