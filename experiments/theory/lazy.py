@@ -14,7 +14,8 @@ infinite depth (eq. 6, 85, 86):
 Eq. 6 and 87 hold for a linear readout that is frozen: with φ before the readout,
 as in eq. 1, G starts from G(1) = <φ'φ'> at H(1); a trained readout adds Φ(1) with
 weight r' and a trained read-in G(0) H(0) with weight r. In the limit of no feature
-learning (μ0 to 0) the predictor is kernel regression with K.
+learning (μ0 to 0) the predictor is kernel regression with K, e.g. by scikit-learn's
+`KernelRidge(kernel="precomputed")`.
 
 Since G(τ) = G(1) exp(E(1) - E(τ)) for E = a² ∫_0 Φ', one forward solve gives all:
 the state is (H, E, I) with I = a² ∫_0 exp(-E) Φ, and K = G(1) exp(E(1)) I(1) + ends.
@@ -139,90 +140,6 @@ def kernels(
 def memory_needed(points: int, layers: int) -> int:
     """The bytes that `kernels` needs: its result, and 24 matrices of the ODE solver."""
     return (5 * layers + 24) * points**2 * 8
-
-
-def regress(
-    kernel: Any,
-    cross: Any,
-    targets: Any,
-    *,
-    ridge: float = 0.0,
-    time: float = np.inf,
-) -> np.ndarray:
-    """Kernel regression: the lazy network after training on the mean squared loss.
-
-    Args:
-      kernel: K of the training points, (P, P).
-      cross: K of test and training points, (Q, P).
-      targets: of the training points, (P, outputs).
-      ridge: added to K's eigenvalues.
-      time: η0 t of gradient flow from f = 0 (eq. 87); infinity for its end.
-
-    Returns:
-      Predictions at the test points, (Q, outputs).
-
-    Raises:
-      UserError: K is singular and neither ridge nor a finite time bounds its inverse.
-
-    Examples:
-      >>> kernel = [[2.0, 0.0], [0.0, 1.0]]
-      >>> regress(kernel, [[1.0, 1.0]], [[2.0], [3.0]]).tolist()
-      [[4.0]]
-    """
-    values, vectors = np.linalg.eigh(np.asarray(kernel, np.float64))
-    y = np.asarray(targets, np.float64)
-    positive = np.maximum(values, 0) + ridge
-    if np.isinf(time):
-        if positive.min() <= 1e-14 * positive.max():
-            raise UserError(
-                "the kernel is singular, e.g. because a training point occurs twice; "
-                "pass ridge > 0 or a finite time"
-            )
-        inverse = 1 / positive
-    else:
-        decay = -np.expm1(-positive * time / len(values))
-        flat = time / len(values)
-        inverse = np.divide(
-            decay, positive, out=np.full_like(decay, flat), where=positive > 0
-        )
-    return np.asarray(cross) @ (vectors * inverse) @ (vectors.T @ y)
-
-
-def predict(
-    train_x: Any,
-    train_y: Any,
-    test_x: Any,
-    *,
-    ridge: float = 0.0,
-    time: float = np.inf,
-    **settings: Any,
-) -> np.ndarray:
-    """The infinitely wide, infinitely deep lazy network as a predictor.
-
-    Args:
-      train_x: (P, D).
-      train_y: (P, outputs).
-      test_x: (Q, D).
-      ridge: as in `regress`.
-      time: as in `regress`.
-      settings: of `kernels`, e.g. its activation.
-
-    Returns:
-      (Q, outputs).
-
-    Raises:
-      UserError: as in `kernels` and `regress`.
-
-    Examples:
-      >>> x, y = [[1.0, 0.0], [0.0, 1.0]], [[1.0], [-1.0]]
-      >>> predict(x, y, x, activation="linear").round(6).tolist()
-      [[1.0], [-1.0]]
-    """
-    count = len(np.asarray(train_x))
-    points = np.concatenate([np.asarray(train_x), np.asarray(test_x)])
-    k = kernels(gram(points), **{"times": 2, **settings}).kernel
-    known, cross = k[:count, :count], k[count:, :count]
-    return regress(known, cross, train_y, ridge=ridge, time=time)
 
 
 class _Setup(NamedTuple):

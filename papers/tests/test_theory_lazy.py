@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import datasets
+from sklearn.kernel_ridge import KernelRidge
 
 from mupax.experiments.errors import UserError
 from mupax.experiments.theory import lazy, linear_sgd
@@ -232,24 +233,12 @@ def digits(train, test):
 
 def test_the_infinite_network_reads_digits():
     x, y, test_x, test_y = digits(train=150, test=100)
-    scores = lazy.predict(x, y, test_x, readin=1.0, readout=1.0, tolerance=1e-4)
+    points = lazy.gram(np.concatenate([x, test_x]))
+    settings = {"readin": 1.0, "readout": 1.0, "tolerance": 1e-4, "times": 2}
+    kernel = lazy.kernels(points, **settings).kernel
+    machine = KernelRidge(alpha=1e-9, kernel="precomputed").fit(kernel[:150, :150], y)
+    scores = machine.predict(kernel[150:, :150])
     assert (scores.argmax(axis=1) == test_y).mean() > 0.9
-
-
-@pytest.mark.long
-def test_the_infinite_network_reads_digits_as_well_as_a_kernel_machine_should():
-    x, y, test_x, test_y = digits(train=1000, test=400)
-    scores = lazy.predict(x, y, test_x, readin=1.0, readout=1.0, tolerance=1e-5)
-    assert (scores.argmax(axis=1) == test_y).mean() > 0.97
-
-
-def test_gradient_flow_ends_in_kernel_regression():
-    kernel = lazy.kernels(lazy.gram(points(count=4)), depth=8).kernel
-    y = points(count=4, features=1, seed=1)
-    early = lazy.regress(kernel, kernel, y, time=1e-6)
-    np.testing.assert_allclose(early, 1e-6 / 4 * kernel @ y, rtol=1e-4)
-    np.testing.assert_allclose(lazy.regress(kernel, kernel, y, time=1e9), y, atol=1e-6)
-    np.testing.assert_allclose(lazy.regress(kernel, kernel, y), y, atol=1e-8)
 
 
 # --- bad input -----------------------------------------------------------------
@@ -265,13 +254,6 @@ def test_points_beyond_memory_are_refused_with_their_size():
     needed = lazy.memory_needed(200, 10**7 + 1) / 2**30
     with pytest.raises(UserError, match=f"would take {re.escape(f'{needed:.3g}')} GiB"):
         lazy.kernels(np.eye(200), depth=10**7)
-
-
-def test_a_point_that_is_there_twice_needs_a_ridge():
-    kernel = np.ones((2, 2))
-    with pytest.raises(UserError, match="pass ridge"):
-        lazy.regress(kernel, kernel, np.ones((2, 1)))
-    lazy.regress(kernel, kernel, np.ones((2, 1)), ridge=0.1)
 
 
 def test_what_is_no_covariance_or_activation_is_refused():
