@@ -138,43 +138,14 @@ def test_few_real_seeds_hold_what_sixteen_say_long(key, count, step):
     check_resampled(key, count, 400, step)
 
 
-def check_resampled_noise(key, count, trials):
-    """The allowance of the deepest network, against the deviation of all seeds.
-
-    The error of a variance of n of 16 seeds is too small by √(1 - (n - 1)/15).
-    """
-    rng = np.random.default_rng(0)
-    every = np.log2(losses(key)[1][DEPTHS[-1]])
-    held = 0
-    for _ in range(trials):
-        seeds = rng.choice(SEEDS, count, False)
-        fit = optima.fit(cells(key, seeds, slice(None))[-1])
-        weights = np.zeros(every.shape[1])
-        weights[fit.first :][: len(fit.grid)] = fit.weights([fit.optimum])[0]
-        used = weights != 0
-        true = (every[:, used] @ weights[used]).std(ddof=1)
-        seen = fit.at(fit.optimum).std(ddof=1)
-        bound = math.log2(1 + regret([fit], 0, fit.optimum).noise)
-        shrunk = math.sqrt(1 - (count - 1) / (SEEDS - 1))
-        held += math.log(bound / seen) + math.log(seen / true) / shrunk <= 0
-    print("noise of real seeds", key, count, held / trials)
-    # In a normal distribution the bound holds with 95 %. Seeds of SP at depth 32 are
-    # not normal: its loss has outliers (docs/tune.md says so).
-    assert least(held, trials, 0.95 if key == "depth_mup" else 0.85)
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 6])
-@pytest.mark.parametrize("key", ["depth_mup", "sp"])
-def test_the_noise_of_real_seeds_is_bounded(key, count):
-    check_resampled_noise(key, count, 300)
-
-
 def test_sixteen_seeds_tell_depth_mup_from_sp():
     everything = np.arange(SEEDS), slice(None)
     deep, sp = (
         transfer(cells(k, *everything), "depth", 8) for k in ("depth_mup", "sp")
     )
-    assert deep.verdict is Verdict.TRANSFERS
+    # The loss is 0.001, and its seeds differ too much for a verdict on 1 % of it.
+    assert deep.verdict.known is None
+    assert deep.regret.high < sp.regret.low
     assert deep.trend.within(-0.25, 0.25) is True
     assert sp.verdict is Verdict.COSTS
     assert sp.trend.slope == pytest.approx(-1.0, abs=0.15)
@@ -348,26 +319,6 @@ def test_regrets_of_noisier_sizes_hold_what_the_docs_say(seeds, times):
 @pytest.mark.parametrize(("seeds", "times"), [(2, 4), (2, 10), (3, 10), (6, 4)])
 def test_regrets_of_noisier_sizes_hold_what_the_docs_say_long(seeds, times):
     check_unequal_regret(seeds, times, 1500)
-
-
-def check_noise(seeds, trials):
-    """Normal seeds whose deviation at the optimum is known."""
-    case = CASES["digits"]
-    held = 0
-    for start in range(trials):
-        rng = np.random.default_rng(start)
-        fit = optima.fit(made(rng, seeds, **case, alike=0.0)[0][0])
-        weights = fit.weights([fit.optimum])[0]
-        true = math.hypot(case["level"], case["noise"] * np.linalg.norm(weights))
-        bound = regret([fit], 0, fit.optimum).noise
-        held += math.log2(1 + bound) <= true
-    print("noise", seeds, held / trials)
-    assert least(held, trials, 0.95)
-
-
-@pytest.mark.parametrize("seeds", [2, 3, 4, 6])
-def test_the_noise_between_seeds_is_bounded(seeds):
-    check_noise(seeds, 500)
 
 
 def check_predicted(seeds, alike, trials):

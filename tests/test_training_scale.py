@@ -322,6 +322,29 @@ def test_more_examples_undo_a_larger_batch():
     assert {row.learning_rate for row in rows.values()} == {1.0}
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "power"),
+    [("adamw", 0.32), ("muon_h", 0.32), ("lion", 0.32), ("sgd", 0.82)],
+)
+def test_the_exponent_of_length_is_that_of_learning_rates_and_not_of_decay(
+    optimizer, power
+):
+    """arXiv:2603.28743 measures 0.32; SGD's gradients shrink by another ½."""
+    plain = model_scales(1, 1, 1, 1)
+    given = {"batch": (64, 256), "examples": (1e6, 16e6)}
+    scales = plain.for_training(**given, length_exponent=0.32)
+    half = plain.for_training(**given)
+    table = optim.explain(scales, optimizer)
+    batch = 4.0 if optimizer == "sgd" else 2.0
+    for path, row in table.rows.items():
+        assert row.learning_rate == pytest.approx(batch * 16.0**-power)
+        assert row.eps == pytest.approx(optim.explain(half, optimizer).rows[path].eps)
+        assert row.learning_rate * row.weight_decay == pytest.approx(4 / 16)
+    assert f"κ_D^-{power}" in str(table)
+    assert "length_exponent=0.32 is yours" in str(table)
+    assert "κ_D^" not in str(optim.explain(half, optimizer))
+
+
 # ----- Zoo, explain, and mistakes.
 
 
@@ -379,6 +402,7 @@ def test_explain_says_where_the_rule_leaves_its_range():
         ({"examples": (1, float("nan"))}, "two positive numbers"),
         ({"batch": (64, 4096), "critical_batch": 1024}, "beyond the critical"),
         ({"critical_batch": 1024}, "critical_batch needs batch"),
+        ({"examples": (1, 4), "length_exponent": 32}, "=32 must be from 0 to 1"),
     ],
 )
 def test_a_mistake_is_one_sentence(training, words):

@@ -19,8 +19,7 @@ from .data import Axis, SweepData, Trained, finite, least
 GUIDE = (
     "The cost is the share of the loss that the largest model gives up at the base's "
     "best value, with a 90 % interval: seeds are compared one by one. A hyperparameter "
-    f"transfers if the upper end of the interval lies below {percent(SHARE)}, or below "
-    "the standard deviation of the loss between seeds where that is larger. It does "
+    f"transfers if the upper end of the interval lies below {percent(SHARE)}. It does "
     "not transfer if the lower end lies above it, or if the largest model diverges "
     "there, or learns nothing with some seed. An octave is a factor of two."
 )

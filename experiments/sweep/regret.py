@@ -29,7 +29,6 @@ class Sample:
       known: degrees of freedom of the variance beyond the model's own, per difference.
       points: how many of the others, the first ones, are grid points.
       slip: standard deviation of the grid's error of the loss at the value.
-      level: variance over seeds of the least loss.
     """
 
     gap: np.ndarray
@@ -37,7 +36,6 @@ class Sample:
     known: np.ndarray
     points: int
     slip: float
-    level: float
 
     def bounds(self, seeds: int, *, finer: bool = False) -> tuple[float, float]:
         """The lower and the upper 95 % bound from so many seeds; see `regret`.
@@ -71,8 +69,6 @@ class Regret:
     share: float  # loss at the value over the least loss, minus one
     low: float  # lower 95 % bound of the share; at least 0
     high: float  # upper 95 % bound of the share; infinite for one seed
-    # Lower 95 % bound of the standard deviation of the loss over seeds, as a share.
-    noise: float
     least: float  # loss at the best value, geometric mean over seeds
     sample: Sample | None = dataclasses.field(default=None, repr=False)  # of two seeds
 
@@ -87,13 +83,10 @@ class Regret:
             return self
         low, high = self.sample.bounds(seeds, finer=finer)
         share = math.log2(1 + self.share)
-        squares = (seeds - 1) * self.sample.level
-        deviation = math.sqrt(squares / special.chdtri(seeds - 1, 0.05))
         return dataclasses.replace(
             self,
             low=_share(min(max(low, 0.0), share)),
             high=_share(max(high, share)),
-            noise=_share(deviation),
         )
 
     @property
@@ -161,7 +154,6 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
         share=_share(share),
         low=0.0,
         high=math.inf,
-        noise=0.0,
         least=2.0**least,
         sample=None if seeds < 2 else _sample(fits, index, value, slip),
     )
@@ -181,9 +173,8 @@ def _sample(fits: Sequence[Fit], index: int, value: float, slip: float) -> Sampl
     others = np.concatenate([fit.grid, between, [fit.optimum]])
     contrasts = fit.weights([value]) - fit.weights(others)
     variance, known = _pooled(fits, index, contrasts)
-    level = float((fit.log_loss @ fit.weights([fit.optimum])[0]).var(ddof=1))
     gap = contrasts @ fit.log_loss.mean(axis=0)
-    return Sample(gap, variance, known, len(fit.grid), slip, level)
+    return Sample(gap, variance, known, len(fit.grid), slip)
 
 
 def _pooled(

@@ -14,12 +14,10 @@ than guessing, which they do at another value: such a network is dead. Its loss 
 of chance whatever the others reach, so a mean over seeds and its interval, which take
 the losses to be normal, say little.
 
-Allowed is 1 % of the loss (`SHARE`). With the compute exponent 0.05 of language models
-(Kaplan et al., arXiv 2001.08361, eq. 1.3) about 20 % more compute buys 1 % of the loss
-(1.01^20 = 1.22). Retuning costs at least one more training of the large model, which is
-100 % more compute. Where the loss of the largest size surely varies by more than 1 %
-between seeds, one such standard deviation is allowed, by its lower 95 % bound: the seed
-then changes the loss by more than retuning would.
+Allowed is 1 % of the loss (`SHARE`), whatever the loss and however much seeds differ.
+With the compute exponent 0.05 of language models (Kaplan et al., arXiv 2001.08361,
+eq. 1.3) about 20 % more compute buys 1 % of the loss (1.01^20 = 1.22). Retuning costs
+at least one more training of the large model, which is 100 % more compute.
 
 The shift of the optimum per doubling of the size (`Trend`) does not decide the verdict.
 In a flat valley the optimum and its shift are uncertain, but the regret is small and
@@ -111,17 +109,6 @@ class Transfer:
         return self.trend.optima
 
     @property
-    def allowed(self) -> float:
-        """The regret up to which a hyperparameter transfers; see the module."""
-        return max(SHARE, self.regret.noise if self.regret else 0.0)
-
-    @property
-    def limit(self) -> float:
-        """What would be allowed with `MOST_SEEDS`."""
-        regret = self.regret
-        return max(SHARE, regret.expected(MOST_SEEDS).noise if regret else 0.0)
-
-    @property
     def least(self) -> float | None:
         """Least loss of the largest size; None where nothing trained."""
         if self.regret is not None:
@@ -179,18 +166,17 @@ class Transfer:
             return None
         cost = self.regret.expected(seeds, finer=finer)
         at_base = self.at_base.expected(seeds, finer=finer)
-        allowed = max(SHARE, cost.noise)
         # A badly tuned base costs at every size, which is no failure to transfer:
         # either the optimum surely moves, or the cost exceeds that at the base.
         low, high = self.trend.expected(seeds / self.seeds)
-        if cost.low > allowed and (low > 0 or high < 0 or cost.low > at_base.high):
+        if cost.low > SHARE and (low > 0 or high < 0 or cost.low > at_base.high):
             return Verdict.COSTS
-        return Verdict.TRANSFERS if cost.high < allowed else None
+        return Verdict.TRANSFERS if cost.high < SHARE else None
 
     def _close(self, seeds: int) -> bool:
         """Whether so many seeds would show that the cost is below twice the limit."""
         cost = self.regret
-        return cost is not None and cost.expected(seeds).high < 2 * self.limit
+        return cost is not None and cost.expected(seeds).high < 2 * SHARE
 
     @functools.cached_property
     def seeds_needed(self) -> int | None:
@@ -297,7 +283,7 @@ class Transfer:
                     remedy += f", and {self._wider}"
                 return f"{many} seeds needed", remedy
             case Verdict.CLOSE:
-                limit = percent(self.limit)
+                limit = percent(SHARE)
                 return (
                     f"the cost is close to the limit of {limit}",
                     f"keep the base's {noun} if about {limit} of the loss does not "
@@ -319,18 +305,10 @@ class Transfer:
 
     @property
     def words(self) -> str:
-        """The verdict, its cost and its reason, in a few words.
-
-        "transfers: at width 64 it costs less (at most 34% of the loss) than seeds
-        differ (at least 40%)" says why more than `SHARE` is allowed.
-        """
+        """The verdict, its cost and its reason, in a few words."""
         known = self.cost and len(self.cells) > 1
         cost = f"costs {self.cost} at {self.size_text()}" if known else ""
         match self.verdict:
-            case Verdict.TRANSFERS if self.regret and self.regret.high > SHARE:
-                seeds = f"than seeds differ (at least {percent(self.allowed)})"
-                less = f"it costs less ({self.cost}) {seeds}"
-                return f"{self.verdict}: at {self.size_text()} {less}"
             case Verdict.TRANSFERS | Verdict.COSTS:
                 return f"{self.verdict}: {cost}"
             case Verdict.DIVERGES | Verdict.DIES | Verdict.FAILS:
@@ -377,7 +355,7 @@ class Transfer:
                 "at": sizes[-1],
                 "share": _number(cost.share),
                 "interval": [_number(cost.low), _number(cost.high)],
-                "allowed": _number(self.allowed),
+                "allowed": SHARE,
                 "loss": _number(cost.least),
             },
             "verdict": self.verdict,

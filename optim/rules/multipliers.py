@@ -18,7 +18,7 @@ A stored weight that carries a multiplier c of the model (of its branch, of atte
 logits) is c times the weight of a model that multiplies: θ = 1/c.
 
 Depth multiplies Δ by M^-γ and g by M^-α. Batch size and training length
-(`training.py`) multiply Δ by κ^½ and g by κ^-½.
+(`training.py`) multiply Δ by κ^½, or by another power of length, and g by κ^-½.
 
 The rules apply to each segment of a parameter. Where they give different numbers, a
 multiplier is an array that broadcasts to the parameter.
@@ -269,7 +269,7 @@ def multipliers(
     clock = scale.training
     if not point.scaled:
         # One learning rate for all stored weights, in every gauge.
-        rate = clock.kappa if family_of(family) is Family.SGD else clock.update
+        rate = clock.linear if family_of(family) is Family.SGD else clock.update
         return Multipliers(init / forward, forward, rate, clock.gradient, clock.kappa)
     acts = scale.in_branch or not point.branches_only
     depth = scale.depth if acts else 1.0

@@ -11,6 +11,9 @@ times that of one step. So a step must be κ^½ times as large, and the rules fo
     memory β              β^κ
     decay of a step       κ
     number of steps       1/κ
+
+Measured learning rates fall more slowly with length than κ_D^-½, for example as
+κ_D^-0.32. With `length_exponent` e, Δ has κ_B^½ κ_D^-e in place of κ^½.
 """
 
 import dataclasses
@@ -38,9 +41,15 @@ class TrainingScale:
     Args:
       batch: κ_B, ratio of the batch sizes in examples (or tokens).
       examples: κ_D, ratio of the numbers of examples (or tokens) in the whole training.
+      length_exponent: e, by which the desired update falls with length, as κ_D^-e. ½
+        keeps the equation the same. Measured of learning rates were 0.32 (Ren et al.
+        2026, arXiv:2603.28743, Muon on a sphere, "previously observed for AdamW") and
+        0.3 (Marin's Delphi, openathena.ai/blog/delphi, AdamH). At 0 length has no
+        influence on updates.
 
     Raises:
-      ValueError: a ratio is not positive and finite.
+      ValueError: a ratio is not positive and finite, or the exponent not between 0 and
+        1.
 
     Source: Malladi et al. 2022 (arXiv:2205.10287), section 5 (batch size); Mlodozeniec
     et al. 2025 (arXiv:2512.22382) (length); Wang & Aitchison 2024 (arXiv:2405.13698)
@@ -54,16 +63,22 @@ class TrainingScale:
       (0.6561, 250.0)
       >>> TrainingScale(examples=16.0).update
       0.25
+      >>> round(TrainingScale(examples=16.0, length_exponent=0.32).update, 4)
+      0.4118
     """
 
     batch: float = 1.0
     examples: float = 1.0
+    length_exponent: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("batch", "examples"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"the ratio {name}={value} must be positive")
+        exponent = self.length_exponent
+        if isinstance(exponent, str) or not 0 <= exponent <= 1:
+            raise ValueError(f"length_exponent={exponent!r} must be from 0 to 1")
 
     @property
     def kappa(self) -> float:
@@ -72,8 +87,17 @@ class TrainingScale:
 
     @property
     def update(self) -> float:
-        """Multiplier of the desired update per step, κ^½."""
-        return math.sqrt(self.kappa)
+        """Multiplier of the desired update per step, κ_B^½ κ_D^-e; κ^½ at e = ½."""
+        return math.sqrt(self.kappa) * self._slower
+
+    @property
+    def linear(self) -> float:
+        """Multiplier of SGD's learning rate: κ at e = ½."""
+        return self.kappa * self._slower
+
+    @property
+    def _slower(self) -> float:
+        return math.pow(self.examples, 0.5 - self.length_exponent)
 
     @property
     def gradient(self) -> float:
@@ -124,13 +148,16 @@ class TrainingScale:
         """
         if self == SAME:
             return []
-        rate = self.kappa if family == "sgd" else self.update
+        sgd = family == "sgd"
+        rate, power = (self.linear, "κ") if sgd else (self.update, "κ^½")
+        if self._slower != 1:
+            slower = self.length_exponent + (0.5 if sgd else 0)
+            power = f"κ_B{'' if sgd else '^½'} κ_D^-{slower:g}"
         lines = [
             f"batch size times {self.batch:.4g}, examples times {self.examples:.4g}: "
             f"κ = {self.kappa:.4g}, steps times {1 / self.kappa:.4g}; the columns "
             "include it",
-            f"lr times {rate:.4g} ({'κ' if family == 'sgd' else 'κ^½'}; "
-            f"{SOURCES[family]})",
+            f"lr times {rate:.4g} ({power}; {SOURCES[family]})",
         ]
         if family != "sgd":
             lines.append(
@@ -147,7 +174,12 @@ class TrainingScale:
             "arXiv:2405.13698); warm-up: the same share of the steps"
         )
         if self.examples != 1:
-            lines.append(f"examples: {_LENGTH}")
+            lines.append(
+                f"examples: {_LENGTH}"
+                if self._slower == 1
+                else f"length_exponent={self.length_exponent:g} is yours; ½ is of "
+                f"{_LENGTH}"
+            )
         return lines
 
 
@@ -159,6 +191,7 @@ def training_scale(
     examples: tuple[float, float] | None = None,
     *,
     critical_batch: float | None = None,
+    length_exponent: float = 0.5,
 ) -> TrainingScale:
     """Compute the ratios of batch size and training length, target over base.
 
@@ -167,6 +200,7 @@ def training_scale(
       examples: (base, target) number of examples of the whole training, i.e. batch size
         times steps; None if they are equal.
       critical_batch: the critical batch size of the task in examples, if known.
+      length_exponent: see `TrainingScale`.
 
     Returns:
       A `TrainingScale`.
@@ -210,7 +244,7 @@ where gradients are no longer mostly noise and no rule is known; use at most 102
             )
     if critical_batch is not None and batch is None:
         raise ValueError("critical_batch needs batch=(base, target)")
-    return TrainingScale(**ratios)
+    return TrainingScale(**ratios, length_exponent=length_exponent)
 
 
 def _is_positive(value: Any) -> bool:

@@ -101,6 +101,7 @@ class Scales(Mapping[str, ParamScale]):
         batch: tuple[float, float] | None = None,
         examples: tuple[float, float] | None = None,
         critical_batch: float | None = None,
+        length_exponent: float = 0.5,
     ) -> "Scales":
         """Copy the scales, for a target with another batch size or training length.
 
@@ -109,6 +110,8 @@ class Scales(Mapping[str, ParamScale]):
           examples: (base, target) number of examples of the whole training, i.e. batch
             size times steps; None if they are equal.
           critical_batch: the critical batch size of the task, if known.
+          length_exponent: learning rates of all optimizers but SGD fall with the number
+            of examples to the power of it; see `TrainingScale`.
 
         Returns:
           A copy. The optimizers of `mupax.optim` then also change learning rates,
@@ -135,7 +138,12 @@ class Scales(Mapping[str, ParamScale]):
                 "for_training, infer_scales or zoo.scales; pass batch and examples in "
                 "one call"
             )
-        ratios = training_scale(batch, examples, critical_batch=critical_batch)
+        ratios = training_scale(
+            batch,
+            examples,
+            critical_batch=critical_batch,
+            length_exponent=length_exponent,
+        )
         scales = {p: s.with_all(training=ratios) for p, s in self.items()}
         return self.replaced(scales=scales)
 
