@@ -25,9 +25,9 @@ _LENGTH = "Mlodozeniec et al. 2025 (arXiv:2512.22382)"
 SOURCES: Mapping[str, str] = {
     "sgd": "linear rule: Goyal et al. 2017 (arXiv:1706.02677), section 2.1",
     "adam": "square-root rule: Malladi et al. 2022 (arXiv:2205.10287)",
-    "spectral": "square-root rule, our extension: no SDE of Muon is known",
     "relative": "square-root rule: You et al. 2020 (arXiv:1904.00962)",
 }
+_EXTENSION = "square-root rule, our extension: no SDE of this optimizer is known"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +157,7 @@ class TrainingScale:
             f"batch size times {self.batch:.4g}, examples times {self.examples:.4g}: "
             f"κ = {self.kappa:.4g}, steps times {1 / self.kappa:.4g}; the columns "
             "include it",
-            f"lr times {rate:.4g} ({power}; {SOURCES[family]})",
+            f"lr times {rate:.4g} ({power}; {SOURCES.get(family, _EXTENSION)})",
         ]
         if family != "sgd":
             lines.append(
