@@ -322,6 +322,11 @@ def test_more_examples_undo_a_larger_batch():
     assert {row.learning_rate for row in rows.values()} == {1.0}
 
 
+def test_an_exponent_of_length_beyond_one_is_an_error():
+    with pytest.raises(ValueError, match="length_exponent=32 must be from 0 to 1"):
+        optim.training_scale(examples=(1, 4), length_exponent=32)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "power"),
     [("adamw", 0.32), ("muon_h", 0.32), ("lion", 0.32), ("sgd", 0.82)],
@@ -402,7 +407,6 @@ def test_explain_says_where_the_rule_leaves_its_range():
         ({"examples": (1, float("nan"))}, "two positive numbers"),
         ({"batch": (64, 4096), "critical_batch": 1024}, "beyond the critical"),
         ({"critical_batch": 1024}, "critical_batch needs batch"),
-        ({"examples": (1, 4), "length_exponent": 32}, "=32 must be from 0 to 1"),
     ],
 )
 def test_a_mistake_is_one_sentence(training, words):
