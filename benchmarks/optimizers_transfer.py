@@ -1,136 +1,161 @@
 """Measure how far the best learning rate of each optimizer moves with width and depth.
 
-    python -m benchmarks.optimizers_transfer [--optimizers muon,adamw] [--table]
+    python -m benchmarks.optimizers_transfer resmlp [--optimizers muon,adamw]
+    python -m benchmarks.optimizers_transfer gpt --text FILE
+    python -m benchmarks.optimizers_transfer --table
 
-A residual MLP (branches of one layer under Depth-μP, of two under CompleteP) learns a
-fixed random teacher from fresh batches of 64 for 150 steps. Its base has width 16 and 4
-blocks; sizes go to 8 times the width and 16 times the depth. Four seeds each draw the
-initial weights and the batches. At the base, the learning rates are powers of two; at
-every size, 9 half octaves around the base's best. Runs are appended to
+Models of the zoo under their default parametrizations: a residual MLP with branches of
+one layer (Depth-μP) or two (CompleteP), which learns a fixed random teacher of 4 inputs
+(`resmlp16`: 16) from fresh batches of 64, and a GPT (CompleteP), which learns the bytes
+of a text from batches of 8 windows of 64. They train for 150 steps; the GPT's rate
+warms up over 15 of them and then falls to zero as a cosine. Sizes go to 8 times the
+base's width and 16 times its depth. Four seeds each draw the initial weights and the
+batches. At the base, the learning rates are powers of two; at every size, 9 half
+octaves around the base's best. Runs are appended to
 `benchmarks/optimizers_transfer.csv`, and those that are there are not repeated.
-`--table` prints the table of `docs/howto/parametrization.md`: for each optimizer and
-dimension, by how many octaves the optimum moves a doubling (a parabola through the
+`--table` prints the table of `docs/howto/parametrization.md`: for each model, optimizer
+and dimension, by how many octaves the optimum moves a doubling (a parabola through the
 losses of each seed; mean and standard error over seeds), and what the base's learning
 rate costs at the largest size, relative to the best of the grid there.
 """
 
 import argparse
 import csv
+import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
-from mupax import optim
+from mupax import optim, zoo
 
 TABLE = pathlib.Path(__file__).with_suffix(".csv")
-COLUMNS = ("optimizer", "layers", "width", "depth", "seed", "log2_rate", "loss")
-BASE = (16, 4)
-SIZES = [(32, 4), (64, 4), (128, 4), (16, 8), (16, 16), (16, 32), (16, 64)]
-SEEDS, STEPS, BATCH, INPUTS, OUTPUTS = 4, 150, 64, 16, 4
+COLUMNS = ("model", "optimizer", "width", "depth", "seed", "log2_rate", "loss")
+SEEDS, STEPS, WARMUP, OUTPUTS = 4, 150, 15, 4
 AVERAGED = 30  # the loss is that of the last steps
-BRANCH = 0.5  # multiplier of branches at the base
-POINTS = {1: "depth_mup", 2: "completep"}  # by layers of a branch
+
+
+def teacher(x: jax.Array) -> jax.Array:
+    """The function to learn, of variance one."""
+    keys = jax.random.split(jax.random.key(99))
+    inputs = x.shape[-1]
+    hidden = jax.random.normal(keys[0], (inputs, 32)) * 2 / inputs**0.5
+    out = jax.random.normal(keys[1], (32, OUTPUTS)) * (2 / 32) ** 0.5
+    return jnp.tanh(x @ hidden) @ out
+
+
+def regression(
+    model: nnx.Module, key: jax.Array, text: jax.Array, inputs: int = 4
+) -> jax.Array:
+    """Mean squared error on a fresh batch."""
+    x = jax.random.normal(key, (64, inputs))
+    return jnp.mean((model(x[:, :, None, None]) - teacher(x)) ** 2)
+
+
+def next_byte(model: nnx.Module, key: jax.Array, text: jax.Array) -> jax.Array:
+    """Cross-entropy on windows of the text."""
+    starts = jax.random.randint(key, (8,), 0, len(text) - 65)
+    tokens = text[starts[:, None] + jnp.arange(65)].astype(int)
+    losses = optax.softmax_cross_entropy_with_integer_labels
+    return losses(model(tokens[:, :-1]), tokens[:, 1:]).mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What trains, and the rates of each optimizer at its base."""
+
+    name: str
+    options: Mapping[str, Any]
+    base: tuple[int, int]  # width, depth
+    loss: Callable[..., jax.Array]
+    decays: bool
+    shift: int = 0  # octaves to add to the rates of `OPTIMIZERS`
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The base, wider ones, deeper ones."""
+        width, depth = self.base
+        wider = [(width * 2**i, depth) for i in (1, 2, 3)]
+        return [self.base, *wider, *((width, depth * 2**i) for i in (1, 2, 3, 4))]
+
+    def create(self, width: int, depth: int, key: jax.Array) -> nnx.Module:
+        """A model of this size."""
+        at_base = {"base_width": self.base[0], "base_depth": self.base[1]}
+        sizes = {"width": width, "depth": depth, **at_base}
+        return zoo.create(self.name, **sizes, **self.options, rngs=nnx.Rngs(key))
+
+
+_RESIDUAL = {
+    "input_shape": (4, 1, 1),
+    "out_features": OUTPUTS,
+    "branch_multiplier": 0.5,
+    "activation_first": True,
+    "subtract_mean": False,
+}
+_GPT = {"head_dim": 16, "context": 64, "branch_multiplier": 1.0}
+MODELS = {
+    "resmlp": Model("resmlp", _RESIDUAL, (32, 4), regression, False),
+    "resmlp2": Model(
+        "resmlp", {**_RESIDUAL, "block_depth": 2}, (32, 4), regression, False
+    ),
+    "gpt": Model("gpt", _GPT, (32, 2), next_byte, True),
+    "resmlp16": Model(
+        "resmlp",
+        {**_RESIDUAL, "input_shape": (16, 1, 1)},
+        (32, 4),
+        functools.partial(regression, inputs=16),
+        False,
+    ),
+}
 
 # Each with the octaves of its rates at the base.
 OPTIMIZERS: dict[str, tuple[Callable[..., Any], range]] = {
     "adamw": (functools.partial(optim.adamw, weight_decay=0.0), range(-11, -1)),
+    "lion": (functools.partial(optim.lion, weight_decay=0.0), range(-12, -2)),
+    "sgd": (functools.partial(optim.sgd, momentum=0.9), range(-9, 1)),
     "muon": (optim.muon, range(-9, 1)),
     "muon_h": (optim.muon_h, range(-9, 1)),
     "scion": (optim.scion, range(-11, -1)),
+    "shampoo": (optim.shampoo, range(-9, 1)),
+    "soap": (optim.soap, range(-9, 1)),
     "adam_h": (optim.adam_h, range(-9, 1)),
-    "sgd": (functools.partial(optim.sgd, momentum=0.9), range(-9, 1)),
-    "lion": (functools.partial(optim.lion, weight_decay=0.0), range(-12, -2)),
     "schedule_free": (
         lambda rate, scales: optim.schedule_free(
             optim.adamw, rate, scales, weight_decay=0.0
         ),
         range(-10, 0),
     ),
-    "shampoo": (optim.shampoo, range(-9, 1)),
-    "soap": (optim.soap, range(-9, 1)),
 }
 
 
-def shapes(width: int, depth: int, layers: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters."""
-    blocks = {f"w{i}": (depth, width, width) for i in range(layers)}
-    return {"read": (INPUTS, width), **blocks, "out": (width, OUTPUTS)}
-
-
-def abstract(width: int, depth: int, layers: int) -> Any:
-    """Parameters without values."""
-    return {
-        name: jax.ShapeDtypeStruct(shape, jnp.float32)
-        for name, shape in shapes(width, depth, layers).items()
-    }
-
-
-def call(params: Any, x: jax.Array, layers: int) -> jax.Array:
-    """The forward pass."""
-    alpha = optim.parametrization(POINTS[layers]).alpha
-    depth = params["w0"].shape[0]
-    factor = BRANCH * (depth / BASE[1]) ** -alpha
-
-    def block(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
-        y = x
-        for weight in weights:
-            y = jax.nn.relu(y) @ weight
-        return x + factor * y, None
-
-    weights = [params[f"w{i}"] for i in range(layers)]
-    x, _ = jax.lax.scan(block, x @ params["read"], weights)
-    return x @ params["out"]
-
-
-def teacher(x: jax.Array) -> jax.Array:
-    """The function to learn, of variance one."""
-    keys = jax.random.split(jax.random.key(99))
-    hidden = jax.random.normal(keys[0], (INPUTS, 32)) * 2 / INPUTS**0.5
-    out = jax.random.normal(keys[1], (32, OUTPUTS)) * (2 / 32) ** 0.5
-    return jnp.tanh(x @ hidden) @ out
-
-
 @functools.cache
-def trainer(name: str, layers: int, width: int, depth: int) -> Callable[..., Any]:
-    """A function from seeds and rates, both (runs,), to losses."""
-    scales = optim.infer_scales(
-        abstract(*BASE, layers),
-        abstract(width, depth, layers),
-        inputs=(jax.ShapeDtypeStruct((1, INPUTS), jnp.float32),),
-        call=lambda params, x: call(params, x, layers),
-        parametrization=POINTS[layers],
-        delta=abstract(2 * BASE[0], BASE[1], layers),
-    )
-    start = {}
-    for path, scale in scales.items():
-        fan_in = scale.base_shape[scale.in_axes[0]]
-        start[path] = (
-            fan_in**-0.5 * optim.multipliers(scale, scales.parametrization).init_std
-        )
-    if layers == 1:  # relu halves variances
-        start = {p: s * 2**0.5 if p == "w0" else s for p, s in start.items()}
+def trainer(model: str, name: str, width: int, depth: int) -> Callable[..., Any]:
+    """A function from seeds and rates, both (runs,), and a text to losses."""
+    trained = MODELS[model]
+    scales = zoo.scales(nnx.eval_shape(lambda: trained.create(width, depth, _key(0))))
 
-    def run(seed: jax.Array, rate: jax.Array) -> jax.Array:
-        key = jax.random.key(seed)
-        keys = jax.random.split(key, len(start) + 1)
-        params = {
-            path: std * jax.random.normal(k, scales[path].shape)
-            for (path, std), k in zip(start.items(), keys[1:], strict=True)
-        }
-        tx = OPTIMIZERS[name][0](rate, scales)
+    def run(seed: jax.Array, rate: jax.Array, text: jax.Array) -> jax.Array:
+        net = trained.create(width, depth, _key(seed))
+        graph, params, rest = nnx.split(net, nnx.Param, ...)
+        batches = jax.random.fold_in(jax.random.key(7), seed)
+        if trained.decays and name != "schedule_free":
+            shape = optax.warmup_cosine_decay_schedule(0.0, 1.0, WARMUP, STEPS)
+            tx = OPTIMIZERS[name][0](lambda count: rate * shape(count), scales)
+        else:
+            tx = OPTIMIZERS[name][0](rate, scales)
 
         def step(carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
             params, state = carry
-            x = jax.random.normal(jax.random.fold_in(keys[0], number), (BATCH, INPUTS))
+            key = jax.random.fold_in(batches, number)
             loss, grads = jax.value_and_grad(
-                lambda p: jnp.mean((call(p, x, layers) - teacher(x)) ** 2)
+                lambda p: trained.loss(nnx.merge(graph, p, rest), key, text)
             )(params)
             updates, state = tx.update(grads, state, params)
             return (optax.apply_updates(params, updates), state), loss
@@ -139,7 +164,15 @@ def trainer(name: str, layers: int, width: int, depth: int) -> Callable[..., Any
         losses = jax.lax.scan(step, carry, jnp.arange(STEPS))[1]
         return losses[-AVERAGED:].mean()
 
-    return jax.jit(jax.vmap(run))
+    def runs(seeds: jax.Array, rates: jax.Array, text: jax.Array) -> jax.Array:
+        # One after another: on a CPU as fast as lanes, in the memory of one run.
+        return jax.lax.map(lambda pair: run(*pair, text), (seeds, rates))
+
+    return jax.jit(runs)
+
+
+def _key(seed: Any) -> jax.Array:
+    return jax.random.key(seed)
 
 
 def rows() -> list[dict[str, str]]:
@@ -150,12 +183,12 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def losses(name: str, layers: int, size: tuple[int, int]) -> dict[float, np.ndarray]:
+def losses(model: str, name: str, size: tuple[int, int]) -> dict[float, np.ndarray]:
     """{log2 of the rate: losses of each seed}, of the runs that are there."""
     found: dict[float, dict[int, float]] = {}
     for row in rows():
-        key = row["optimizer"], int(row["layers"]), int(row["width"]), int(row["depth"])
-        if key == (name, layers, *size):
+        key = row["model"], row["optimizer"], int(row["width"]), int(row["depth"])
+        if key == (model, name, *size):
             rate = float(row["log2_rate"])
             found.setdefault(rate, {})[int(row["seed"])] = float(row["loss"])
     return {
@@ -165,29 +198,40 @@ def losses(name: str, layers: int, size: tuple[int, int]) -> dict[float, np.ndar
     }
 
 
-def measure(name: str, layers: int, size: tuple[int, int], rates: list[float]) -> None:
+def measure(
+    model: str, name: str, size: tuple[int, int], rates: list[float], text: jax.Array
+) -> None:
     """Run what is missing of these rates, and append it to the table."""
-    missing = [rate for rate in rates if rate not in losses(name, layers, size)]
-    if not missing:
+    known = losses(model, name, size)
+    pairs = [
+        (seed, rate) for rate in rates if rate not in known for seed in range(SEEDS)
+    ]
+    if not pairs:
         return
-    pairs = [(seed, rate) for rate in missing for seed in range(SEEDS)]
     seeds, exponents = (jnp.array(column) for column in zip(*pairs, strict=True))
-    found = trainer(name, layers, *size)(seeds, 2.0**exponents)
+    found = trainer(model, name, *size)(seeds, 2.0**exponents, text)
     new = not TABLE.exists()
     with TABLE.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if new:
             writer.writerow(COLUMNS)
         for (seed, rate), loss in zip(pairs, found, strict=True):
-            writer.writerow((name, layers, *size, seed, rate, f"{float(loss):.5g}"))
-    print(name, layers, size, len(pairs), "runs", flush=True)
+            writer.writerow((model, name, *size, seed, rate, f"{float(loss):.5g}"))
+    print(model, name, size, len(pairs), "runs", flush=True)
 
 
-def grid(name: str, layers: int) -> list[float]:
+def octaves(model: str, name: str) -> list[float]:
+    """The rates of an optimizer at the base, as powers of two."""
+    return [float(rate + MODELS[model].shift) for rate in OPTIMIZERS[name][1]]
+
+
+def grid(model: str, name: str) -> list[float]:
     """Nine half octaves around the base's best rate."""
-    wide = losses(name, layers, BASE)
-    octaves = [float(rate) for rate in OPTIMIZERS[name][1]]
-    best = min(octaves, key=lambda rate: np.nan_to_num(wide[rate].mean(), nan=np.inf))
+    wide = losses(model, name, MODELS[model].base)
+    best = min(
+        octaves(model, name),
+        key=lambda rate: np.nan_to_num(wide[rate].mean(), nan=np.inf),
+    )
     return [best + i / 2 for i in range(-4, 5)]
 
 
@@ -204,49 +248,61 @@ def optimum(rates: list[float], found: np.ndarray) -> float:
     return float(np.clip(-curve[1] / (2 * curve[0]), rates[0], rates[-1]))
 
 
-def summary(name: str, layers: int, axis: int) -> str | None:
+def summary(model: str, name: str, axis: int) -> str | None:
     """The shift a doubling and the cost along width (0) or depth (1)."""
-    sizes = [BASE, *(s for s in SIZES if s[1 - axis] == BASE[1 - axis])]
-    if not losses(name, layers, BASE):
+    base = MODELS[model].base
+    sizes = [size for size in MODELS[model].sizes if size[1 - axis] == base[1 - axis]]
+    if not losses(model, name, base):
         return None
-    rates = grid(name, layers)
+    rates = grid(model, name)
     tables = []
     for size in sizes:
-        found = losses(name, layers, size)
+        found = losses(model, name, size)
         if not all(rate in found for rate in rates):
             return None
         tables.append(np.stack([found[rate] for rate in rates]))
     optima = np.array([[optimum(rates, t[:, s]) for t in tables] for s in range(SEEDS)])
-    doublings = np.log2([size[axis] / BASE[axis] for size in sizes])
+    doublings = np.log2([size[axis] / base[axis] for size in sizes])
     slopes = np.polyfit(doublings, optima.T, 1)[0]
     middle = np.array(tables[-1]).mean(1)
     at_base = rates[int(np.nan_to_num(tables[0].mean(1), nan=np.inf).argmin())]
     cost = middle[rates.index(at_base)] / np.nanmin(middle) - 1
     error = slopes.std(ddof=1) / math.sqrt(SEEDS)
-    return f"{slopes.mean():+.2f} ± {error:.2f}, {100 * cost:.0f}%"
+    return f"{slopes.mean():+.2f} ± {error:.2f}, {100 * cost:.0f} %"
+
+
+def table() -> str:
+    """A row for each optimizer; a cell is empty where it was not measured."""
+    heads = [f"{model}, {axis}" for model in MODELS for axis in ("width", "depth")]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    for name in OPTIMIZERS:
+        cells = [
+            summary(model, name, axis) or "" for model in MODELS for axis in (0, 1)
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
+    """Train one model, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", choices=MODELS)
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
-    parser.add_argument("--layers", type=int, default=1, choices=POINTS)
+    parser.add_argument("--text", help="the file that the GPT reads")
     parser.add_argument("--table", action="store_true")
-    options = parser.parse_args()
-    if options.table:
-        print("| optimizer | layers | width x8 | depth x16 |\n|---|---|---|---|")
-        for layers in POINTS:
-            for name in OPTIMIZERS:
-                cells = [summary(name, layers, axis) for axis in range(2)]
-                if any(cells):
-                    print(
-                        f"| {name} | {layers} | {' | '.join(c or '' for c in cells)} |"
-                    )
+    given = parser.parse_args()
+    if given.table:
+        print(table())
         return
-    for name in options.optimizers.split(","):
-        octaves = [float(rate) for rate in OPTIMIZERS[name][1]]
-        measure(name, options.layers, BASE, octaves)
-        for size in [BASE, *SIZES]:
-            measure(name, options.layers, size, grid(name, options.layers))
+    if given.model is None or (given.model == "gpt" and given.text is None):
+        parser.error("name a model; the GPT also needs --text FILE")
+    text = pathlib.Path(given.text).read_bytes() if given.text else b"-"
+    data = jnp.frombuffer(text, jnp.uint8)
+    for name in given.optimizers.split(","):
+        model, base = given.model, MODELS[given.model].base
+        measure(model, name, base, octaves(model, name), data)
+        for size in MODELS[model].sizes:
+            measure(model, name, size, grid(model, name), data)
 
 
 if __name__ == "__main__":

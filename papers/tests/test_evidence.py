@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from benchmarks import branch_alpha, joint, tuned_sp
+from benchmarks import branch_alpha, joint, optimizers_transfer, tuned_sp
 from papers import catalogue, pages, summaries, tables
 
 DATA = catalogue.DATA
@@ -123,6 +123,12 @@ def test_the_page_of_results_holds_what_the_table_says(bench):
     page = bench.PAGE.read_text()
     body = page.partition(bench.BEGIN)[2].partition(bench.END)[0]
     assert body.strip() == bench.page().strip(), f"run: python -m {bench.__name__}"
+
+
+def test_the_table_of_optimizers_is_that_of_the_runs():
+    docs = optimizers_transfer.TABLE.parents[1] / "docs"
+    page = (docs / "howto/parametrization.md").read_text()
+    assert optimizers_transfer.table() in page
 
 
 def test_what_the_readme_says_of_sp_tuned_at_each_size():
