@@ -36,6 +36,7 @@ OPTIMIZERS = {
     "lamb": {"weight_decay": 0.05},
     "adafactor": {},
     "muon": {"weight_decay": 0.05},
+    "schedule_free": {"weight_decay": 0.05},
 }
 AXES = optim.declare(
     {
@@ -110,6 +111,21 @@ def optax_muon(scales: optim.Scales) -> Callable[..., optax.GradientTransformati
     )
 
 
+def optimizers(
+    name: str, scales: optim.Scales
+) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
+    """An optimizer of mupax and Optax's."""
+    rate, options = 1e-3, OPTIMIZERS[name]
+    if name == "schedule_free":
+        base = optax.adamw(rate, b1=0.0, **options)
+        return (
+            optim.schedule_free(optim.adamw, rate, scales, **options),
+            optax.contrib.schedule_free(base, rate),
+        )
+    namesake = optax_muon(scales) if name == "muon" else getattr(optax, name)
+    return getattr(optim, name)(rate, scales, **options), namesake(rate, **options)
+
+
 class Step:
     """One optimizer's jitted step, on the leaves of its state."""
 
@@ -165,9 +181,7 @@ def main() -> None:
     scales = make_scales()
     building = time.perf_counter() - start
     params = filled(vit(WIDTH, DEPTH))
-    namesake = optax_muon(scales) if name == "muon" else getattr(optax, name)
-    ours = Step(getattr(optim, name)(1e-3, scales, **OPTIMIZERS[name]), params)
-    theirs = Step(namesake(1e-3, **OPTIMIZERS[name]), params)
+    ours, theirs = (Step(tx, params) for tx in optimizers(name, scales))
     count = sum(x.size for x in jax.tree.leaves(params))
     print(f"{jax.devices()[0].device_kind}: {count / 1e6:.1f} million parameters")
     print(f"infer_scales: {building:.3f} s")

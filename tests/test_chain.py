@@ -177,7 +177,7 @@ WRONG = {
     ),
     "decay through adam": (
         (DECAY, normalize(), ADAM, scale(), RATE),
-        ("passes through the optimizer (L2)", "or use optim.adamw"),
+        ("passes through the optimizer (L2)", "use optim.adamw"),
     ),
     "decay after an alias": ((adam(), DECAY), (*GROWS, "optim.adamw")),
     "decay after sgd": ((sgd(), DECAY), (*GROWS, "optim.build_optimizer")),

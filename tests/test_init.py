@@ -142,21 +142,18 @@ def test_ordinary_initializers_keep_their_exact_sizes(kernel, width):
     assert sizes(rescaled) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("copied", [False, True])
-def test_twice_is_an_error(copied):
+def test_twice_is_once():
     _, scales, params = pair(embed=NORMAL)
     once = optim.rescale_init(params, scales)
-    if copied:  # as a checkpoint would
-        once = jax.tree.map(lambda x: jnp.asarray(np.array(x)), once)
-    with pytest.raises(ValueError, match=r"'head/kernel' already has its initial size"):
-        optim.rescale_init(once, scales)
+    twice = optim.rescale_init(once, scales)
+    assert sizes(twice) == pytest.approx(sizes(once), rel=0.15)
 
 
 @pytest.mark.parametrize(
     ("widths", "outputs", "tells"),
     [((32, 64), 1, False), ((64, 96), 10, True), ((512, 1024), 1, True)],
 )
-def test_few_outputs_are_no_reason_to_refuse_a_right_model(widths, outputs, tells):
+def test_readouts_of_few_outputs_are_rescaled_once(widths, outputs, tells):
     rng = np.random.default_rng(0)
 
     def model(width):
@@ -170,22 +167,10 @@ def test_few_outputs_are_no_reason_to_refuse_a_right_model(widths, outputs, tell
         base, target = map(model, widths)
         out = optim.rescale_init(target, scales, base=base)["out"]
     np.testing.assert_allclose(out, target["out"] * (widths[0] / widths[1]) ** 0.5)
-    if tells:
+    if tells:  # fewer entries do not tell one size from the other
         again = {**target, "out": np.array(out)}
-        with pytest.raises(ValueError, match="'out' already has its initial size"):
-            optim.rescale_init(again, scales, base=base)
-
-
-def test_an_outlier_among_few_entries_is_no_reason_to_refuse():
-    """As Laplace entries have it in 1 of 700 pairs of such readouts."""
-
-    def model(width, size):
-        head = np.resize([size, -size], (width, 1)).astype(np.float32)
-        return {"in": np.ones((8, width), np.float32), "out": head}
-
-    base, target = model(4, 1.0), model(16, 0.1)
-    scales = optim.infer_scales(base, target, axes={".": "i -> o"})
-    optim.rescale_init(target, scales, base=base)
+        twice = optim.rescale_init(again, scales, base=base)["out"]
+        assert np.std(twice) == pytest.approx(np.std(out), rel=0.15)
 
 
 def test_models_of_the_zoo_are_initialized_already():
@@ -200,8 +185,8 @@ def test_models_of_the_zoo_are_initialized_already():
     with pytest.raises(ValueError, match=r"mupax.zoo.*leave rescale_init out"):
         optim.rescale_init(params, zoo.scales(model))
     scales = optim.infer_scales(build(16), model, inputs=(jnp.ones((1, 64)),))
-    with pytest.raises(ValueError, match="readout/kernel' already has"):
-        optim.rescale_init(params, scales)
+    right = optim.rescale_init(params, scales)
+    assert sizes(right) == pytest.approx(sizes(params), rel=0.1)
 
 
 def test_zeros_stay_zeros():

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
 from ..rules.multipliers import multipliers
 from ..rules.parametrizations import Parametrization
@@ -50,60 +49,15 @@ scaled_by_path = Remembered()  # by scale_init_by_path
 
 
 class Size(NamedTuple):
-    """Root mean square of an array's entries, and its relative standard error."""
+    """Root mean square of an array's entries, and its relative standard error.
+
+    The error is at least that of Gaussian entries; 0 if all entries are equal.
+    """
 
     rms: Any
     error: Any
     constant: Any  # whether all entries are equal
     count: Any  # of entries
-
-
-def freedoms(small: Size, large: Size) -> tuple[float, float]:
-    """Numbers of Gaussian entries whose sizes are known as well as these two.
-
-    At most as many as there are entries: a few of them show no heavy tail. Both have
-    the same initializer, so the tails of one are those of the other.
-    """
-    sizes = small, large
-    spread = max(1.0, *(2 * size.count * size.error**2 for size in sizes))
-    exact = [size.constant and size.count > 1 for size in sizes]
-    first, second = (
-        _EXACT if known else size.count / spread
-        for known, size in zip(exact, sizes, strict=True)
-    )
-    return first, second
-
-
-# Stands for infinitely many entries.
-_EXACT = 1e12
-
-
-def deviation(small: Size, large: Size, ratio: float) -> float:
-    """How far the ratio of two sizes is from an expected one, in standard errors.
-
-    The two-sample F test of Gaussian entries, with its degrees of freedom divided by
-    the kurtosis (Box 1953). It is conservative for uniform and truncated entries.
-
-    Args:
-      small: of the base.
-      large: of the target.
-      ratio: the expected ratio, target over base.
-
-    Returns:
-      The normal quantile of the measured ratio; positive if it is above `ratio`.
-
-    Examples:
-      >>> known = Size(rms=1.0, error=0.0, constant=True, count=100)
-      >>> round(deviation(known, Size(1.2, 0.1, False, 50), 1.0), 2)
-      2.01
-    """
-    denominator, numerator = freedoms(small, large)
-    square = (large.rms / small.rms / ratio) ** 2
-    below = special.fdtr(numerator, denominator, square)
-    above = special.fdtrc(numerator, denominator, square)
-    # The smaller tail is the exact one. The least float has the quantile 37.
-    tail = float(special.ndtri(max(min(below, above), 1e-300)))
-    return tail if below < above else -tail
 
 
 def _size(array: Any, np: Any = jnp) -> Size:
@@ -119,7 +73,10 @@ def _size(array: Any, np: Any = jnp) -> Size:
     error = 0.5 * (np.maximum(spread, 0) / count) ** 0.5
     parts = (entries.real, entries.imag) if np.iscomplexobj(entries) else (entries,)
     equal = [np.max(part) == np.min(part) for part in parts if part.size]
-    return Size(top * square**0.5, error, np.all(np.asarray(equal)), count)
+    constant = np.all(np.asarray(equal))
+    # A few entries show no heavy tail.
+    least = np.where(constant & (count > 1), 0.0, (0.5 / count) ** 0.5)
+    return Size(top * square**0.5, np.maximum(error, least), constant, count)
 
 
 _size_compiled = jax.jit(_size)
@@ -179,7 +136,7 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
     for path in outputs:
         if sizes[path].constant or not gains[path] or not 0.3 < usual < 2:
             continue
-        error = max(sizes[path].error, (0.5 / sizes[path].count) ** 0.5)
+        error = sizes[path].error
         above = math.log(gains[path] / usual)
         as_usual = abs(above) < 3 * error + 0.02
         if as_usual and above - math.log(lowered[path]) > 4.5 * error + 0.02:

@@ -7,8 +7,8 @@ readouts and vectors are trained by the partner.
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +38,31 @@ from .segments import by_segment
 Maker = Callable[[Scales], Transform]
 
 
+class Partner(NamedTuple):
+    """What trains all parameters but hidden matrices.
+
+    Attributes:
+      optimizer: as in `muon`; or a function such as `adamw`.
+      learning_rate: None for that of the matrices.
+      decay: weight decay, and its mask.
+      options: arguments of an optimizer that is a name, which takes those that it has.
+    """
+
+    optimizer: str | Transform | Callable[..., Optimizer]
+    learning_rate: optax.ScalarOrSchedule | None = None
+    decay: Decay = (0.0, None)
+    options: Mapping[str, Any] = {}
+
+
 def _beside(
     name: str,
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
     precondition: Transform | Callable[[Scales], Any],
-    others: Maker | Transform,
-    *,
-    per_head: bool,
-    split_fused: bool,
+    partner: Partner,
+    splits: tuple[bool, bool],
     decay: Decay | None = None,
+    *,
     on_sphere: bool = False,
     **options: Any,
 ) -> Optimizer:
@@ -58,13 +73,14 @@ def _beside(
       learning_rate: of the matrices.
       scales: of the model.
       precondition: returns `precondition` of `build` for the scales of the matrices.
-      others: builds the partner; or a whole optimizer, which sees no segments.
-      per_head, split_fused: as in `muon`.
+      partner: of the other parameters; a whole optimizer sees no segments.
+      splits: `per_head` and `split_fused` of `muon`.
       decay: weight decay of the matrices, and its mask.
       on_sphere: whether the matrices keep their norm.
       **options: of `build` and of `optimizer_rule`.
     """
-    whole = others if isinstance(others, tuple) else None
+    others = _partner(partner, scales, learning_rate)
+    per_head, split_fused = splits
     fused = _kept_whole(scales, per_head=per_head, split_fused=split_fused)
 
     def make(scales: Scales) -> Transform:
@@ -88,9 +104,9 @@ def _beside(
         both = optax.with_extra_args_support(make(scales))
     else:
         both = by_segment(scales, make, per_head=per_head)
-    if whole is None:
+    if not isinstance(others, tuple):
         return both
-    return _partition(_hidden(scales, all if fused else any), both, whole)
+    return _partition(_hidden(scales, all if fused else any), both, others)
 
 
 def _hidden(scales: Scales, count: Callable[[Any], bool]) -> frozenset[str]:
@@ -139,32 +155,36 @@ def _kept_whole(scales: Scales, *, per_head: bool, split_fused: bool) -> list[st
 
 
 def _partner(
-    partner: str | Transform,
-    scales: Scales,
-    rate: optax.ScalarOrSchedule,
-    decay: Decay,
-    **options: Any,
+    partner: Partner, scales: Scales, learning_rate: optax.ScalarOrSchedule
 ) -> Maker | Transform:
-    """What trains all parameters but hidden matrices; see `muon`.
-
-    Args:
-      partner: as in `muon`.
-      scales: of the model.
-      rate, decay: learning rate and weight decay, of a partner that is not whole.
-      **options: arguments of a partner that is a name, which takes those that it has.
-    """
-    shared = {"weight_decay": decay[0], "mask": decay[1]}
-    if isinstance(partner, optax.GradientTransformation):
-        if _descends(partner, scales):
-            return partner
-        return lambda scales: build_optimizer(rate, scales, partner, "adam", **shared)
-    named: dict[str, Callable[..., Optimizer]] = {"adamw": adamw, "lion": lion}
-    if not isinstance(partner, str) or partner not in named:
-        raise ValueError(f"partner={partner!r} must be 'adamw', 'lion', or a transform")
-    make = named[partner]
+    """A function that builds the partner; or a whole optimizer."""
+    given, rate = partner.optimizer, partner.learning_rate
+    named: dict[Any, Callable[..., Optimizer]] = {"adamw": adamw, "lion": lion}
+    if isinstance(given, optax.GradientTransformation):
+        if _descends(given, scales):
+            return given
+        make = _sized(given)
+    elif isinstance(given, str) and given in named:
+        make = named[given]
+    elif callable(given):
+        make = given
+    else:
+        raise ValueError(f"partner={given!r} must be 'adamw', 'lion', or a transform")
     taken = inspect.signature(make).parameters
-    shared |= {key: value for key, value in options.items() if key in taken}
-    return lambda scales: make(rate, scales, **shared)
+    return functools.partial(
+        make,
+        learning_rate if rate is None else rate,
+        weight_decay=partner.decay[0],
+        mask=partner.decay[1],
+        **{key: x for key, x in partner.options.items() if key in taken},
+    )
+
+
+def _sized(tx: Transform) -> Callable[..., Optimizer]:
+    """An optimizer of a transform whose updates have entries of size one."""
+    return lambda rate, scales, **options: build_optimizer(
+        *(rate, scales, tx, "adam"), **options
+    )
 
 
 def _descends(tx: Transform, scales: Scales) -> bool:
@@ -185,10 +205,6 @@ def _descends(tx: Transform, scales: Scales) -> bool:
 def _shared(mask: Mask) -> Mask:
     """The mask of the partner: trees and functions are those of the matrices alone."""
     return mask if isinstance(mask, str) else None
-
-
-def _either(rate: Any, default: Any) -> Any:
-    return default if rate is None else rate
 
 
 @checked
@@ -280,20 +296,20 @@ def muon(
 
     return _beside(
         *("muon", learning_rate, scales, precondition),
-        _partner(
-            *(partner, scales),
-            _either(adam_learning_rate, learning_rate),
+        Partner(
+            *(partner, adam_learning_rate),
             (adam_weight_decay, _shared(weight_decay_mask)),
-            b1=adam_b1,
-            b2=adam_b2,
-            eps=eps,
-            eps_root=adam_eps_root,
-            mu_dtype=mu_dtype,
-            nesterov=nesterov,
+            {
+                "b1": adam_b1,
+                "b2": adam_b2,
+                "eps": eps,
+                "eps_root": adam_eps_root,
+                "mu_dtype": mu_dtype,
+                "nesterov": nesterov,
+            },
         ),
-        per_head=per_head,
-        split_fused=split_fused,
-        decay=(weight_decay, weight_decay_mask),
+        (per_head, split_fused),
+        (weight_decay, weight_decay_mask),
         consistent_rms=consistent_rms,
         adaptive=adaptive,
     )
@@ -375,14 +391,9 @@ def soap(
     )
     return _beside(
         *("soap", learning_rate, scales, precondition),
-        _partner(
-            *(partner, scales),
-            _either(partner_learning_rate, learning_rate),
-            (partner_weight_decay, _shared(mask)),
-        ),
-        per_head=per_head,
-        split_fused=split_fused,
-        decay=(weight_decay, mask),
+        Partner(partner, partner_learning_rate, (partner_weight_decay, _shared(mask))),
+        (per_head, split_fused),
+        (weight_decay, mask),
     )
 
 
@@ -443,14 +454,9 @@ def shampoo(
     )
     return _beside(
         *("shampoo", learning_rate, scales, precondition),
-        _partner(
-            *(partner, scales),
-            _either(partner_learning_rate, learning_rate),
-            (partner_weight_decay, _shared(mask)),
-        ),
-        per_head=per_head,
-        split_fused=split_fused,
-        decay=(weight_decay, mask),
+        Partner(partner, partner_learning_rate, (partner_weight_decay, _shared(mask))),
+        (per_head, split_fused),
+        (weight_decay, mask),
     )
 
 
@@ -529,22 +535,15 @@ def scion(
         )
         return optax.chain(updates, scale_by_shape("scion", scales))
 
+    signs = optax.chain(
+        optax.ema(memory, debias=False, accumulator_dtype=mu_dtype),
+        optax.scale_by_sign(),
+    )
     return _beside(
         *("scion", learning_rate, scales, precondition),
-        lambda scales: build_optimizer(
-            _either(sign_learning_rate, learning_rate),
-            scales,
-            optax.chain(
-                optax.ema(memory, debias=False, accumulator_dtype=mu_dtype),
-                optax.scale_by_sign(),
-            ),
-            "adam",
-            weight_decay=weight_decay,
-            mask=mask,
-        ),
-        per_head=per_head,
-        split_fused=split_fused,
-        decay=(weight_decay, mask),
+        Partner(_sized(signs), sign_learning_rate, (weight_decay, mask)),
+        (per_head, split_fused),
+        (weight_decay, mask),
     )
 
 
@@ -610,17 +609,11 @@ def adam_h(
 
     return _beside(
         *("adam_h", learning_rate, scales, precondition),
-        _partner(
-            *(partner, scales),
-            _either(partner_learning_rate, learning_rate),
-            (partner_weight_decay, None),
-            b1=b1,
-            b2=b2,
-            eps=eps,
-            mu_dtype=mu_dtype,
+        Partner(
+            *(partner, partner_learning_rate, (partner_weight_decay, None)),
+            {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype},
         ),
-        per_head=per_head,
-        split_fused=split_fused,
+        (per_head, split_fused),
         on_sphere=True,
         betas=(b1, b2),
     )
@@ -680,12 +673,7 @@ def muon_h(
 
     return _beside(
         *("muon_h", learning_rate, scales, precondition),
-        _partner(
-            *(partner, scales),
-            _either(partner_learning_rate, learning_rate),
-            (partner_weight_decay, None),
-        ),
-        per_head=per_head,
-        split_fused=split_fused,
+        Partner(partner, partner_learning_rate, (partner_weight_decay, None)),
+        (per_head, split_fused),
         on_sphere=True,
     )

@@ -64,7 +64,7 @@ class CoordCheck:
     Examples:
       >>> import numpy as np
       >>> sizes = {"width": (64, 128, 256)}
-      >>> change = np.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)  # sizes, steps, seeds
+      >>> change = np.array([[1.0, 2.0, 4.0]] * 2).T[:, None]  # sizes, steps, seeds
       >>> check = CoordCheck(sizes, {"width": {"readout": change}})
       >>> round(check.slopes["width"]["readout"], 6), check.failed
       (1.0, [('width', 'readout')])

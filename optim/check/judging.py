@@ -273,6 +273,15 @@ class _Parameter:
             for size in (_SMALL, _LARGE)
         )
 
+    def wrong_decay(self, what: str) -> str:
+        return (
+            f"the weight decay of {self.path!r} {what}: make it positive, and put "
+            "add_decayed_weights after scale_by_parametrization and before the "
+            "learning rate, which has the minus, in place of an Optax optimizer that "
+            "decays by itself; or use optim.adamw or optim.build_optimizer(..., "
+            "weight_decay=...)"
+        )
+
     def growing(self) -> str:
         """Decay that adds to the weights, although the gradient's part descends."""
         # Noise needs neither a gradient nor a weight.
@@ -280,12 +289,7 @@ class _Parameter:
         grows = float(np.vdot(decay, self.weight)) > 0
         if not (self.ascent < 0 and grows and np.all(np.isfinite(decay))):
             return ""
-        return (
-            f"the weight decay of {self.path!r} makes the weights grow: make it "
-            "positive, and put add_decayed_weights before the learning rate, which has "
-            "the minus; after optim.adam, use optim.adamw in place of both; after "
-            "optim.sgd, use optim.build_optimizer(..., weight_decay=...)"
-        )
+        return self.wrong_decay("makes the weights grow")
 
     def decay_alone(self) -> str:
         """A frozen parameter that decays."""
@@ -303,12 +307,8 @@ class _Parameter:
         factor = target / rms(self.decay) / self.heavier
         scaled = not _near(rms(self.enlarged(0.0)), target)
         if scaled or not _near(factor, 1):
-            return (
-                f"the weight decay of {self.path!r} is multiplied by {factor:.4g} and "
-                "must not be scaled: put add_decayed_weights after "
-                "scale_by_parametrization and before the learning rate, in place of an "
-                "Optax optimizer that decays by itself; before optim.sgd, use "
-                "optim.build_optimizer(..., weight_decay=...)"
+            return self.wrong_decay(
+                f"is multiplied by {factor:.4g} and must not be scaled"
             )
         return ""
 
@@ -387,11 +387,7 @@ class _Parameter:
         """Weight decay whose effect does not follow the weight: L2 through Adam."""
         if not np.any(self.decay) or np.any(self.noise) or self.proportional:
             return ""
-        return (
-            f"the weight decay of {self.path!r} passes through the optimizer (L2), for "
-            "which no rule is known: put add_decayed_weights after "
-            "scale_by_parametrization, or use optim.adamw"
-        )
+        return self.wrong_decay("passes through the optimizer (L2)")
 
     def normalization(self) -> tuple[str, str]:
         """(hint, problem) if eps is not compared with a gradient of the base's size."""
