@@ -9,7 +9,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from mupax.experiments import data
 from mupax.experiments.errors import UserError
@@ -50,14 +49,6 @@ def test_digits_have_the_order_of_all_recorded_runs():
     digits = data.load("digits")
     assert digits.train_labels[:12].tolist() == [4, 7, 6, 0, 0, 8, 0, 6, 2, 8, 5, 0]
     assert digits.test_labels[:12].tolist() == [1, 4, 2, 3, 2, 9, 6, 4, 0, 8, 0, 0]
-    train, _ = train_test_split(
-        load_digits().images,
-        test_size=0.2,
-        stratify=load_digits().target,
-        random_state=0,
-    )
-    theirs = sorted(map(bytes, train.astype(np.uint8)))
-    assert sorted(map(bytes, digits.train_images)) == theirs
 
 
 def test_digit_sums_are_pairs_of_digits_and_test_pairs_hold_no_training_image():
