@@ -604,19 +604,22 @@ def test_updates_of_a_zero_weight_do_not_scale_under_lamb():
     assert steps[0] == pytest.approx(steps[1], rel=1e-4)
 
 
-def test_a_mask_from_an_nnx_state_works_as_a_function_does():
-    model = nnx.Dict(up=nnx.Linear(4, 8, rngs=nnx.Rngs(0)))
+@pytest.mark.parametrize("source", ["state", "model"])
+def test_a_mask_from_an_nnx_state_or_model_works_as_a_function_does(source):
+    model = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
     params = nnx.state(model, nnx.Param)
-    base = nnx.Dict(up=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    base = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
     scales = optim.infer_scales(base, model, axes={"kernel": "i -> o", "bias": "d"})
-    mask = jax.tree.map(lambda x: x.ndim >= 2, params)
+    # A model is a tree that can be called.
+    tree = params if source == "state" else model
+    mask = jax.tree.map(lambda x: x.ndim >= 2, tree)
     tx = optim.adamw(0.1, scales, weight_decay=1.0, mask=mask)
-    before = model["up"].kernel[...]
+    before = model.kernel[...]
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     optimizer.update(model, jax.tree.map(jnp.zeros_like, params))
-    np.testing.assert_allclose(model["up"].kernel[...], 0.9 * before, rtol=1e-6)
-    with pytest.raises(ValueError, match="no entry for parameter 'up/kernel'"):
-        optim.adamw(0.1, scales, mask={"up": {"bias": True}}).init(params)
+    np.testing.assert_allclose(model.kernel[...], 0.9 * before, rtol=1e-6)
+    with pytest.raises(ValueError, match="no entry for parameter 'kernel'"):
+        optim.adamw(0.1, scales, mask={"bias": True}).init(params)
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 
@@ -49,7 +50,9 @@ def decay_mask(mask: Mask, scales: Scales) -> Mask:
         )
     if mask is None:
         return None
-    function = mask if callable(mask) else _by_path(mask, scales)
+    # A mask made from a model, e.g. of Equinox, is a tree that can be called.
+    is_function = callable(mask) and jax.tree_util.all_leaves([mask])
+    function = mask if is_function else _by_path(mask, scales)
     warned = False
 
     def checked(params: optax.Params) -> Any:
