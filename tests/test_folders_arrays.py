@@ -214,6 +214,19 @@ def test_a_path_without_its_prefix_is_no_dataset(tmp_path, monkeypatch):
     for name in ("mine", f"{tmp_path}/mine", "x.npz", "song.txt", "s3://b/a.jsonl"):
         with pytest.raises(UserError, match=f"no dataset '{name}'.*{forms}"):
             data.open_dataset(name, tmp_path)
+    (tmp_path / "own.csv").touch()
+    guesses = {
+        "mine": "'images:mine' or 'text:mine'",
+        "x.npz": "'npz:x.npz'",
+        "song.txt": "'text:song.txt'",
+        "own.csv": "'text:own.csv'",
+    }
+    for name, form in guesses.items():
+        # Not that `context`, which a config of a GPT sets, has no effect.
+        with pytest.raises(UserError, match=f"did you mean {form}"):
+            data.open_dataset(name, context=8)
+    with pytest.raises(UserError, match=r"data=datasets\.load_dataset"):
+        data.open_dataset("ylecun/mnist")
     with pytest.raises(UserError, match=f"no dataset 'https://host/x'.*{forms}"):
         data.open_dataset("https://me:secret@host/x")
     for name in ("npz:none.npz", "images:none"):
@@ -222,6 +235,9 @@ def test_a_path_without_its_prefix_is_no_dataset(tmp_path, monkeypatch):
     (tmp_path / "x.npz").write_bytes(b"PK junk")
     with pytest.raises(UserError, match=r"x\.npz .*it is no \.npz file"):
         data.open_dataset("npz:x.npz")
+    np.save("one.npy", X)
+    with pytest.raises(UserError, match=r"np\.savez\('one\.npz', x_train"):
+        data.open_dataset("npz:one.npy")
 
 
 class ImageFeature:

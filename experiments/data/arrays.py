@@ -45,7 +45,7 @@ def open_npz(path: str) -> dict[str, Split]:
             else f"is not usable ({reason(error)})"
         )
         raise UserError(
-            f"{file} {what}; write numeric arrays with np.savez({file.name!r}, "
+            f"{file} {what}; write numeric arrays with np.savez('{file.stem}.npz', "
             "x_train=..., y_train=..., x_test=..., y_test=...)"
         ) from None
     return arrays_of(str(file), arrays)

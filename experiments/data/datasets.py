@@ -24,6 +24,8 @@ from .text import fake_text, is_fake_text, open_text
 #: Datasets that are kept in memory.
 DATASETS = ("digits", "digit_sums", "mnist", "fashion_mnist", "cifar10")
 
+TEXT = "text:"  # start of the names of text files
+
 # The usual mean and standard deviation of pixels of ImageNet's training images.
 _IMAGENET = (
     np.array([123.675, 116.28, 103.53], np.float32),
@@ -107,7 +109,7 @@ def open_dataset(
         threads = min(8, os.cpu_count() or 1)
     pool = Workers(threads, workers)
     slices = {"train_split": train_split != "train", "test_split": test_split}
-    if name.startswith("text:"):
+    if name.startswith(TEXT):
         of_images = {
             "image_size": image_size,
             "augment": operations,
@@ -125,7 +127,7 @@ def open_dataset(
                 f"{name} is text; set data.context, the number of tokens per window"
             )
         return open_text(
-            name.removeprefix("text:"),
+            name.removeprefix(TEXT),
             context=context,
             tokenizer=tokenizer,
             test_path=test_path,
@@ -134,6 +136,10 @@ def open_dataset(
     if is_fake_text(name):
         return fake_text(name, pool)
     of_user = name in REGISTERED or name.startswith((folders.FOLDER, arrays.NPZ))
+    of_tfds = not (of_user or name in DATASETS or name.startswith("fake:"))
+    if of_tfds:  # before other keys are judged
+        places = prepared.data_dirs(data_dir, name)
+        builder = _find(name, places)
     of_text = {"context": context, "test_path": test_path}
     _refuse(name, {**of_text, "tokenizer": tokenizer != "bytes"})
     size = _size(image_size)
@@ -150,8 +156,10 @@ def open_dataset(
         splits = _in_memory(load(name, data_dir))
     elif of_user:
         splits = _of_user(name, train_split, test_split)
+    elif builder is None:
+        raise UserError(prepared.how_to_prepare(name, places))
     else:
-        splits = _prepared(name, data_dir, train_split, test_split)
+        splits = _prepared(name, builder, train_split, test_split)
     fitting = {
         "crop_mode": crop_mode,
         "crop_rounding": crop_rounding,
@@ -413,28 +421,52 @@ _OF_TFDS = re.compile(r"[A-Za-z_]\w*(/[\w.+-]+)?(:[\d.*]+)?")
 
 
 def _prepared(
-    name: str,
-    data_dir: str | os.PathLike[str] | None,
-    train_split: str,
-    test_split: str | None,
+    name: str, builder: Any, train_split: str, test_split: str | None
 ) -> _Splits:
-    places = prepared.data_dirs(data_dir, name)
-    builder = prepared.find(name, places) if _OF_TFDS.fullmatch(name) else None
-    if builder is None:
-        raise UserError(_missing(name, places))
     train, test, label = prepared.open_splits(builder, train_split, test_split)
     statistics = _STATISTICS.get(name.split("/")[0].split(":")[0])
     names = prepared.class_names(label)
     return _Splits(name, label.num_classes, train, test, statistics, names)
 
 
-def _missing(name: str, places: Sequence[pathlib.Path]) -> str:
-    """The error for a dataset that is not prepared, or that does not exist."""
-    known = [*DATASETS, *prepared.names()]
+def _find(name: str, places: Sequence[pathlib.Path]) -> Any:
+    """A prepared dataset; None for one of TFDS that is not prepared.
+
+    Raises:
+      UserError: there is no such dataset.
+    """
+    if _OF_TFDS.fullmatch(name) and (found := prepared.find(name, places)):
+        return found
+    known = prepared.names()
     if name.split("/")[0].split(":")[0] in known:
-        return prepared.how_to_prepare(name, places)
-    return (
-        f"there is no dataset {name!r}{nearest(name, known) or '.'} Give the name of a "
-        "prepared TFDS dataset, images:DIRECTORY, npz:FILE, text:FILE, or noise, e.g. "
-        "fake:224x224x3:1000"
+        return None
+    hint = _with_prefix(name) or nearest(name, [*DATASETS, *known]) or "."
+    raise UserError(
+        f"there is no dataset {name!r}{hint} Give the name of a prepared TFDS dataset, "
+        "images:DIRECTORY, npz:FILE, text:FILE, or noise, e.g. fake:224x224x3:1000"
     )
+
+
+def _with_prefix(name: str) -> str:
+    """What a path or an id of Hugging Face should have been, as the end of a clause.
+
+    Examples:
+      >>> _with_prefix("my.txt"), _with_prefix("mnits")
+      ("; did you mean 'text:my.txt'?", '')
+    """
+    suffix = pathlib.PurePath(name).suffix.lower()
+    forms = []
+    if os.path.isdir(name):
+        forms = [folders.FOLDER, TEXT]
+    elif suffix == ".npz":
+        forms = [arrays.NPZ]
+    elif os.path.isfile(name) or suffix in (".txt", ".md", ".json", ".jsonl"):
+        forms = [TEXT]
+    if forms:
+        return f"; did you mean {' or '.join(repr(x + name) for x in forms)}?"
+    if name.startswith("hf:") or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return (
+            "; a dataset of Hugging Face is given from Python: mupax.train(config, "
+            "workdir, data=datasets.load_dataset(...))."
+        )
+    return ""
