@@ -5,6 +5,7 @@ import pathlib
 from flax import nnx
 
 from mupax import zoo
+from mupax.zoo import registry
 from mupax.zoo.weights import foreign, hub
 
 from . import remote
@@ -30,6 +31,9 @@ def find_model(source: str) -> str:
     folder = pathlib.Path(source)
     if (folder / "model" / "config.json").is_file():
         return str(folder / "model")
+    # The target of a transfer has its model beside its run.
+    if folder.name == "target" and (folder.parent / "model/config.json").is_file():
+        return str(folder.parent / "model")
     if (folder / "experiment.json").is_file():
         raise UserError(
             f"the run in {source} has not saved a model yet; finish it with the "
@@ -68,6 +72,16 @@ def load_model(
                 f"{source} holds weights without a model's name; give --name, one of "
                 "`mupax models`"
             )
+        if name and hub.is_file_name(place):
+            known = registry.default_options(name)
+            sizes = [key for key in ("width", "depth") if key not in known]
+            if sizes:
+                flags = "".join(f" --option {key}=..." for key in sizes)
+                raise UserError(
+                    f"the file does not state the {' and '.join(sizes)} of this {name};"
+                    f" first run `mupax convert --model {name}{flags} --source {source}"
+                    " --out DIR`, and then this command with --model DIR"
+                )
         given = (place,) if name is None else (name, place)
         model = zoo.load_pretrained(*given, revision=revision)
     except foreign.Misfit as error:

@@ -172,6 +172,14 @@ def test_a_bad_path_is_one_sentence(saved, picture, model, image, said, capsys):
     assert error.count("\n") == 1
 
 
+def test_a_file_of_a_model_without_sizes_asks_for_convert(picture, tmp_path, capsys):
+    (tmp_path / "w.safetensors").touch()
+    args = [f"--model={tmp_path / 'w.safetensors'}", "--name=vit", str(picture[0])]
+    assert cli.main(["mupax", "predict", *args]) == 2
+    said = "mupax convert --model vit --option width=... --option depth=... --source"
+    assert said in capsys.readouterr().err
+
+
 def test_a_decoder_takes_no_images(picture, tmp_path, capsys):
     model = zoo.create("gpt", width=8, depth=1, heads=1, rngs=nnx.Rngs(0))
     zoo.save(model, tmp_path / "gpt")

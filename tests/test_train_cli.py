@@ -333,13 +333,16 @@ def test_fine_tuning_starts_from_the_pretrained_weights(tmp_path, data_dir):
     """The shipped model scores as it was shipped, before a step changes it."""
     run = tmp_path / "run"
     shipped = pathlib.Path(zoo.__file__).parent / "checkpoints" / "resmlp_digits"
+    other = tmp_path / "transfer"  # a run directory, which holds the model
+    (other / "target").mkdir(parents=True)
+    (other / "model").symlink_to(shipped)
     assert (
         mupax(
             "train",
             TOY,
             f"--workdir={run}",
             f"--config.data_dir={data_dir}",
-            f"--config.init_from={shipped}",
+            f"--config.init_from={other / 'target'}",
             "--config.learning_rate=1e-9",
             "--config.base_width=64",
             "--config.base_depth=8",

@@ -23,10 +23,10 @@ from mupax.zoo.weights import foreign
 from mupax.zoo.weights.pretrained import read_data_config
 
 from .. import data as datasets
-from .. import remote
 from ..checks import shown
 from ..data import Dataset, mixing
 from ..errors import UserError, reason
+from ..loading import find_model
 from .config import RunConfig
 from .hyperparameters import tuned
 from .loss import Classification, NextToken, Objective
@@ -165,9 +165,11 @@ def _as_flags(error: foreign.Misfit, shapes: Shapes) -> str:
 
 
 def _weights(config: RunConfig) -> str:
-    """The source of the pretrained weights, copied here from object storage."""
-    source = config.init_from or ""
-    return str(remote.local(source)) if remote.is_remote(source) else source
+    """The source of the pretrained weights: a local copy, the model of a run."""
+    try:
+        return find_model(config.init_from or "")
+    except UserError as error:
+        raise ValueError(str(error)) from None
 
 
 def _shapes_of_decoder(model: nnx.Module, dataset: Dataset) -> Shapes:
