@@ -297,6 +297,7 @@ def test_data_from_python_are_the_same_in_every_form(tmp_path):
         (x, y),
         zip(x, y, strict=True),
         Items(),
+        [(x[:5], y[:5]), {"image": x[5:], "label": y[5:]}],  # batches, as of a loader
         [{"image": i, "label": int(k)} for i, k in zip(images, y, strict=True)],
         Table(tmp_path),
         {"x": x, "y": y},
@@ -322,6 +323,8 @@ def test_data_from_python_are_the_same_in_every_form(tmp_path):
         ([], "is empty"),
         ([1], "example 0 is no pair"),
         ([(X[0], 0), (X[1, 1:], 1.5)], "not integers"),
+        ([(X[0], np.eye(3)[0])], r"label of example 0 has shape \(3,\).*argmax"),
+        ({"tain": (X, Y)}, "has the splits tain; name one of them 'train'"),
         ([(X[0] / 255, 0), (X[1, 1:] / 255, 1)], "different sizes must be uint8"),
     ],
 )
@@ -332,6 +335,17 @@ def test_a_mistake_in_data_from_python_is_named(given, message):
 
     with pytest.raises(UserError, match=message):
         opened()
+
+
+def test_a_sweep_reads_loaders_and_refuses_several_splits(tmp_path):
+    class Loader:
+        def __iter__(self):
+            return iter([(X[:30], Y[:30]), (X[30:], Y[30:])])
+
+    np.testing.assert_array_equal(data.examples_of(Loader())["label"], Y)
+    folder(tmp_path, {"all": 8})
+    with pytest.raises(UserError, match=r"splits train, test; pass .*data\['train'\]"):
+        data.examples_of({"train": Table(tmp_path), "test": Table(tmp_path)})
 
 
 def test_a_model_is_trained_on_data_from_python(tmp_path, monkeypatch):

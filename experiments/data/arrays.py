@@ -137,6 +137,11 @@ def from_python(where: str, data: Any, image: str | None, label: str | None) -> 
         return {"train": _split(where, data, image, label)}
     if "train" in data or any(map(is_table, data.values())):
         return {k: _split(f"{where}, {k}", v, image, label) for k, v in data.items()}
+    if all(isinstance(part, tuple | list) for part in data.values()):
+        raise UserError(
+            f"{where} has the splits {short(', '.join(map(str, data)))}; name one of "
+            "them 'train'"
+        )
     return arrays_of(where, data)
 
 
@@ -163,7 +168,7 @@ def _split(where: str, data: Any, image: str | None, label: str | None) -> Split
             f"{where} is a {type(data).__name__}; give a pair (images, labels), a "
             "Hugging Face dataset, or an iterable of pairs (image, label)"
         )
-    examples = [_example(where, k, example) for k, example in enumerate(data)]
+    examples = [x for k, item in enumerate(data) for x in _examples(where, k, item)]
     if not examples:
         raise UserError(f"{where} is empty; give examples")
     images, labels = zip(*examples, strict=True)
@@ -178,22 +183,31 @@ def _split(where: str, data: Any, image: str | None, label: str | None) -> Split
     return labelled(where, objects(each), labels)
 
 
-def _example(where: str, k: int, example: Any) -> tuple[np.ndarray, Any]:
-    """The image, with a channel axis, and the label of an example."""
-    if isinstance(example, Mapping):
-        keys = (_key(example, known) for known in (_IMAGE_KEYS, _LABEL_KEYS))
-        example = tuple(example[key] for key in keys if key is not None)
-    if not isinstance(example, tuple | list) or len(example) != 2:
+def _examples(where: str, k: int, item: Any) -> list[tuple[np.ndarray, Any]]:
+    """Images, with a channel axis, and labels of an example or a batch."""
+    if isinstance(item, Mapping):
+        keys = (_key(item, known) for known in (_IMAGE_KEYS, _LABEL_KEYS))
+        item = tuple(item[key] for key in keys if key is not None)
+    if not isinstance(item, tuple | list) or len(item) != 2:
         raise UserError(
             f"{where}: example {k} is no pair (image, label) or dictionary "
             '{"image": ..., "label": ...}; make it one'
         )
-    image, label = example
+    image, label = item
     if isinstance(image, Image.Image):
         image = eight_bits(ImageOps.exif_transpose(image))
-    array = np.asarray(image)
+    array, labels = np.asarray(image), np.asarray(label)
+    single = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))
+    if labels.ndim == 1 and not single and len(array) == len(labels):
+        pairs = zip(array, labels, strict=True)
+        return [x for pair in pairs for x in _examples(where, k, pair)]
+    if labels.ndim:
+        raise UserError(
+            f"{where}: the label of example {k} has shape {labels.shape}; give one "
+            "integer or text per image (argmax of one-hot labels)"
+        )
     array = array[..., None] if array.ndim == 2 else array
-    return array, label.item() if hasattr(label, "item") else label
+    return [(array, label.item() if hasattr(label, "item") else label)]
 
 
 def _key(keys: Iterable[str], known: Sequence[str]) -> str | None:
@@ -246,7 +260,8 @@ def _feature(
     key = of_kind[0] if len(of_kind) == 1 else _key(features, known)
     if key is None:
         raise UserError(
-            f"{where}: set {role}=..., the column of the {role}, to one of "
-            f"{', '.join(of_kind or features)}"
+            f"{where}: which column holds the {role}? It has "
+            f"{', '.join(of_kind or features)}; rename it by "
+            f"rename_column(COLUMN, '{role}')"
         )
     return key

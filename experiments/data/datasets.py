@@ -4,9 +4,10 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from mupax.zoo.preprocessing import LARGEST_SIDE, STATISTICS
@@ -351,9 +352,9 @@ def register_dataset(
       data: a dictionary of splits, e.g. "train" and "test", or one of them: a pair
         (images, labels) of arrays, a dictionary of arrays as in an .npz file
         (x_train, ...), a dataset of Hugging Face, or any iterable of (image, label) or
-        {"image": ..., "label": ...}, which is read into memory. Images are 0..255 or
-        floats 0..1, of shape (height, width) or (height, width, channels), or Pillow's.
-        Labels are 0, 1, ... or texts.
+        {"image": ..., "label": ...}, or of batches, which is read into memory once.
+        Images are 0..255 or floats 0..1, of shape (height, width) or (height, width,
+        channels), or Pillow's. Labels are 0, 1, ... or texts.
       image: the column of the images in a dataset of Hugging Face, if it has several.
       label: likewise, of the labels.
 
@@ -375,12 +376,18 @@ def register_dataset(
 def examples_of(data: Any) -> Any:
     """Training examples for `mupax.sweep`; a pytree of arrays is returned as it is.
 
-    An open `Dataset`, and a dataset of Hugging Face or an iterable as in
+    An open `Dataset`, and a dataset of Hugging Face, a loader or an iterator as in
     `register_dataset`, become the arrays "image" and "label".
     """
     if isinstance(data, Dataset):
         return data.training_arrays()
-    if arrays.is_table(data) or isinstance(data, Iterator):
+    if isinstance(data, Mapping) and any(map(arrays.is_table, data.values())):
+        raise UserError(
+            f"data has the splits {', '.join(data)}; pass one, e.g. data['train']"
+        )
+    alone = jax.tree_util.all_leaves([data]) and not hasattr(data, "shape")
+    iterable = any(hasattr(data, x) for x in ("__iter__", "__getitem__"))
+    if arrays.is_table(data) or (alone and iterable and not isinstance(data, str)):
         part = arrays.from_python("data", data, None, None)["train"]
         both = {"train": part, "test": part}
         train, test, classes, names = train_and_test("data", both, "train", "test")
