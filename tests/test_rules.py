@@ -236,6 +236,57 @@ def test_completep_lies_on_the_line_of_stable_and_nontrivial_points(alpha):
     assert rule.learning_rate == pytest.approx(2 * 16 ** (2 * alpha - 1))
 
 
+# The operator norm of a raw update, in root mean square of outputs over inputs: an
+# aligned matrix of entries x has x·n_in. c is the branch multiplier.
+RAW_NORMS = {
+    "sgd": lambda m_in, m_out, c: c / m_out * m_in,
+    "adam": lambda m_in, m_out, c: m_in,
+    "spectral": lambda m_in, m_out, c: (m_in / m_out) ** 0.5,
+    "sphere": lambda m_in, m_out, c: m_in**-0.5 * m_in,
+}
+
+
+@pytest.mark.parametrize("family", RAW_NORMS)
+@pytest.mark.parametrize(("name", "layers"), [("depth_mup", 1), ("completep", 2)])
+def test_branches_meet_the_spectral_condition_of_width_and_depth(name, layers, family):
+    """arXiv:2603.00541; docs/rules.md section 4 derives it."""
+    M, m_in, m_out = 16.0, 4.0, 2.0
+    scale = scale_of("hidden", m_in=m_in, m_out=m_out, depth=M, in_branch=True)
+    point = optim.parametrization(name)
+    c, rule = point.branch_multiplier(M), optim.multipliers(scale, point, family)
+    weight = rule.init_std * m_in**0.5  # random, so √n
+    change = rule.learning_rate * RAW_NORMS[family](m_in, m_out, c)
+    assert weight == pytest.approx(1)
+    terms = {1: [change], 2: [change * weight, change**2]}[layers]
+    assert [c * M * term for term in terms] == pytest.approx([1] * layers)
+    assert c * M**0.5 * weight**layers <= 1
+    # Under the other point, branches of one layer vanish at the start, and the last
+    # term of two vanishes.
+    other = optim.parametrization({1: "completep", 2: "depth_mup"}[layers])
+    c, rule = other.branch_multiplier(M), optim.multipliers(scale, other, family)
+    change = rule.learning_rate * RAW_NORMS[family](m_in, m_out, c)
+    vanishes = {1: c * M**0.5, 2: c * M * change**2}[layers]
+    assert vanishes == pytest.approx(M**-0.5)
+
+
+def test_a_group_gives_embeddings_the_rule_of_large_vocabularies():
+    """arXiv:2506.15025: Adam's rate of embeddings over that of hidden weights is √m."""
+    ratios = []
+    for width in (8, 32, 128):
+        base, target = (
+            {"embed": jnp.zeros((100, n)), "w": jnp.zeros((n, n))} for n in (8, width)
+        )
+        delta = {"embed": jnp.zeros((100, 16)), "w": jnp.zeros((16, 16))}
+        scales = optim.infer_scales(base, target, axes={".": "i -> o"}, delta=delta)
+        factor = scales["embed"].width_out ** -0.5
+        grouped = optim.for_modules(scales, {"^embed": {"learning_rate": factor}})
+        tx, ones = optim.adam(1.0, grouped), jax.tree.map(jnp.ones_like, target)
+        step, _ = tx.update(ones, tx.init(target), target)
+        ratios.append(float(step["embed"][0, 0] / step["w"][0, 0]))
+    assert ratios == pytest.approx([1, 2, 4])
+    assert "embed: also times" in str(optim.explain(grouped, "adam"))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("role", ROLES)
 def test_relu_mlp_is_mup_times_depth_to_the_minus_3_halves(role, family):

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from benchmarks import branch_alpha, joint, optimizers_transfer, tuned_sp
+from benchmarks import (
+    branch_alpha,
+    grouped_queries,
+    joint,
+    optimizers_transfer,
+    tuned_sp,
+)
 from papers import catalogue, pages, summaries, tables
 
 DATA = catalogue.DATA
@@ -116,6 +122,19 @@ def test_the_joint_table_is_of_the_models_that_were_trained():
         for octave in joint.OCTAVES
         for seed in joint.SEEDS
     }
+
+
+def test_the_rate_of_keys_and_values_as_docs_howto_architectures_says():
+    at_best = grouped_queries.verdict(-6)
+    assert at_best.seeds == 4
+    costs = [grouped_queries.verdict(rate).regret.high for rate in (-7, -6)]
+    assert max(costs) == pytest.approx(0.009, abs=0.0005)
+    for cell, least in zip(at_best.cells, (2.275, 2.330), strict=True):
+        others = [grouped_queries.verdict(rate) for rate in (-7, -5)]
+        assert cell.loss.mean(axis=0).min() == pytest.approx(least, abs=1e-3)
+        assert all(x.least > 2.275 for x in others)
+    one, two = (at_best.cells[1].loss[:, i].mean() for i in (2, 3))
+    assert two / one - 1 == pytest.approx(0.012, abs=0.001)
 
 
 @pytest.mark.parametrize("bench", [tuned_sp, branch_alpha])
