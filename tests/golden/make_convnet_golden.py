@@ -356,7 +356,8 @@ def main() -> None:
     """Writes all cases, or those that are named."""
     for seed, (name, case) in enumerate(CASES.items()):
         if name in (sys.argv[1:] or CASES):
-            write(name, case, seed)
+            # The file of mobilenetv2 was made when one more case stood before it.
+            write(name, case, seed + (name == "mobilenetv2"))
     versions = {
         "numpy": np.__version__,
         "torch": torch.__version__,
