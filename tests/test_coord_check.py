@@ -450,6 +450,17 @@ def test_one_picture_for_each_axis(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_a_plot_labels_each_step_also_before_a_layer_changes():
+    """As behind a readout of zeros, which lets no gradient through at first."""
+    change = np.array([1.0, 2.0, 4.0])[:, None, None] * np.ones((3, 2, 2))
+    late = change.copy()
+    late[:, 0] = 0
+    layers = {"readout": change, "hidden": late}
+    check = optim.CoordCheck({"width": (16, 32, 64)}, {"width": layers})
+    np.testing.assert_allclose(check.by_step["width"]["hidden"], [np.nan, 1.0])
+    assert len(check.plot()) == 1
+
+
 def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install '.\[train\]'"):

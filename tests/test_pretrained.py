@@ -309,6 +309,14 @@ def test_a_convnext_is_written_with_the_kernels_that_timm_has_for_its_size():
     ("name", "key", "said"),
     [
         ("vit", "Transformer/encoderblock/LayerNorm_0/scale", "scan_to_pyloop"),
+        ("vit", "MAPHead_0/probe", "MAP head.*timm's weights"),
+        ("vit", "features.0.0.weight", "names of a network of torchvision.*timm's w"),
+        ("resnet18", "features.0.0.weight", "names of a network of torchvision"),
+        (
+            "vit",
+            "denseblock1.weight",
+            "another network than ViT, or names of a library",
+        ),
         ("llama", "base_model.model.layers.0.q_proj.lora_A.weight", "merge_and_unload"),
     ],
 )
@@ -317,6 +325,34 @@ def test_a_file_of_another_format_is_named_with_what_to_do(name, key, said):
     with pytest.raises(ValueError, match=said) as refused:
         foreign.match(abstract(name, sizes), {key: VECTOR, "other": VECTOR})
     assert repr(key) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.gguf", "model.gguf.* convert it .* with the library that wrote it"),
+        ("tf_model.h5", "tf_model.h5.* convert it .* with the library that wrote it"),
+        ("model.npz", "pass '.*model.npz' and the name of its model"),
+    ],
+)
+def test_a_directory_of_other_weights_says_what_to_do(tmp_path, name, said):
+    """And no other file than a pickle is to be unpickled."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    file = tmp_path / name
+    file.write_bytes(b"\0" * 99)
+    with pytest.raises(ValueError, match=said):
+        zoo.load_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"with the library that|is no \.npz file"):
+        foreign.read(file)
+
+
+def test_fp8_is_named(tmp_path):
+    head = {"x": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}
+    text = json.dumps(head).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"\0")
+    with pytest.raises(ValueError, match=r"holds fp8 .* original weights in bfloat16"):
+        foreign.read(file)
 
 
 def test_a_directory_of_pickled_weights_says_how_to_convert_them(tmp_path):

@@ -88,8 +88,8 @@ class CoordCheck:
 
     @property
     def by_step(self) -> dict[str, dict[str, list[float]]]:
-        """By axis and layer, the slopes after each step."""
-        return self._each(lambda fit: [step.slope for step in fit.steps])
+        """By axis and layer, the slopes after each step; NaN before it changes."""
+        return self._each(lambda fit: fit.slopes)
 
     @property
     def errors(self) -> dict[str, dict[str, float]]:
@@ -381,10 +381,14 @@ class Step(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The lines of one layer, for the steps after which it has changed."""
+    """The lines of one layer, for the steps after which it has changed.
+
+    `slopes` are those after every step; NaN before it has changed.
+    """
 
     steps: tuple[Step, ...]
     diverged: bool
+    slopes: list[float]
 
     @property
     def worst(self) -> Step:
@@ -425,7 +429,7 @@ def _fit_layers(
     for name, steps in raw.items():
         moved = [_steadied(s, usual, freedom) for s in steps if s.moves] or steps
         diverged = not np.all(np.isfinite(layers[name]))
-        fits[name] = Fit(tuple(moved), diverged)
+        fits[name] = Fit(tuple(moved), diverged, [s.slope for s in steps])
     return fits
 
 

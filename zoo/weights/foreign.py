@@ -4,6 +4,7 @@ import math
 import os
 import pathlib
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,8 +33,10 @@ _BUFFERS = re.compile(
 )
 
 
-def pickled(paths: Sequence[pathlib.Path]) -> str:
-    """How to convert the pickled state dicts of one network, for messages."""
+def how_to_convert(paths: Sequence[pathlib.Path]) -> str:
+    """How to convert files of one network to .safetensors, for messages."""
+    if paths[0].suffix not in (".bin", ".pt", ".pth", ".ckpt"):
+        return "convert it to model.safetensors with the library that wrote it"
     new = paths[0].with_name("model.safetensors")
     return (
         "pickles can run code and are not supported; convert in torch: "
@@ -60,7 +63,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         return _guarded(_read_npz, path)
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"{str(path)!r} is neither .safetensors nor .npz; " + pickled([path])
+            f"{str(path)!r} is neither .safetensors nor .npz; {how_to_convert([path])}"
         )
     try:
         import safetensors.numpy
@@ -75,6 +78,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     # np.load leaves a file open if it cannot read it.
     with path.open("rb") as opened:
+        if not zipfile.is_zipfile(opened):  # np.load would take it for a pickle
+            raise ValueError("it is no .npz file")
+        opened.seek(0)
         return dict(np.load(opened, allow_pickle=False))
 
 
@@ -85,6 +91,8 @@ def _guarded(
         arrays = reader(path)
     except Exception as error:  # a damaged file can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if "float8" in reason:  # NumPy lacks the type
+            reason = "it holds fp8 numbers"
         raise ValueError(
             f"{str(path)!r} cannot be read ({reason}); it may be damaged, so download "
             "or write it again, or quantized, which is not supported, so use the "

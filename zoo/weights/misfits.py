@@ -155,6 +155,16 @@ _FORMATS = (
         "scan_to_pyloop of big_vision.models.vit, then save the file again",
     ),
     (
+        r"(^|/)MAPHead_\d+/",
+        "it has a MAP head, which is not read from files of big_vision; use timm's "
+        "weights of the network, e.g. timm/ViT-B-16-SigLIP",
+    ),
+    (
+        r"^features\.\d+\.",
+        "it has the names of a network of torchvision, of which ResNets and vision "
+        "transformers are read; use timm's weights of the network",
+    ),
+    (
         r"(^|\.)lora_[AB]\.",
         "the file holds LoRA adapters of peft; merge them into their network by "
         "merge_and_unload() of peft, then save the network",
@@ -188,6 +198,11 @@ def explain_mismatch(
     """
     name = type(model).__name__
     unexpected, missing = sorted(unexpected), sorted(missing)
+    if missing and not any(key in arrays for key in needed):
+        return Misfit(
+            f"the file holds another network than {name}, or names of a library that "
+            f"are not read: e.g. {min(arrays)!r}, in place of {missing[0]!r}"
+        )
     assert isinstance(model, Family)
     options = {field.name for field in dataclasses.fields(model.options_type)}
     if not isinstance(getattr(model, "head", None), bool):

@@ -346,7 +346,13 @@ def _is_ours(directory: pathlib.Path) -> bool:
 
 
 # Weights in a directory of another library, by a pattern of their names.
-_OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
+_OTHERS = tuple(
+    f"*{suffix}"
+    for suffix in (
+        *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack"),
+        *(".gguf", ".onnx"),
+    )
+)
 
 
 def _check_weights(path: pathlib.Path) -> None:
@@ -363,13 +369,9 @@ def _check_weights(path: pathlib.Path) -> None:
     if not files:
         return
     first = files[0]
-    remedy = (
-        foreign.pickled(files)
-        if first.suffix in (".bin", ".pt", ".pth", ".ckpt")
-        else f"pass {str(first)!r} and the name of its model"
-        if first.suffix == ".safetensors"
-        else "convert it to model.safetensors with the library that wrote it"
-    )
+    remedy = foreign.how_to_convert(files)
+    if first.suffix in (".safetensors", ".npz"):
+        remedy = f"pass {str(first)!r} and the name of its model"
     raise ValueError(
         f"{str(path)!r} holds no {hub.WEIGHTS}, only {first.name!r}: {remedy}"
     )
