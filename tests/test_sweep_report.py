@@ -108,6 +108,8 @@ def test_one_seed_cannot_be_judged_and_the_remedy_is_said():
         "instead of 1: run the command again with --config.sweep.seeds=3; it keeps its "
         "runs."
     ]
+    transfer = dataclasses.replace(data, command="mupax transfer --config x")
+    assert sentences.next_steps(transfer)[0].endswith("; give it a new --workdir.")
     assert not any(group["predicted"] for group in sentences.groups(data))
     assert "geometric mean over" not in text(report_page(data, dpi=40))
 

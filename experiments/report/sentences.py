@@ -249,7 +249,10 @@ def next_steps(data: SweepData) -> list[str]:
         if not data.names:
             what = "two or more values of the learning rate"
         return [f"Sweep {what}."]
-    by_command = data.command.startswith("mupax ")
+    # A transfer has trained its target with what these runs found.
+    kept = "it keeps its runs"
+    if data.command.startswith("mupax transfer"):
+        kept = "give it a new --workdir"
     orders: dict[str, list[Transfer]] = {}
     for t in transfers:
         if t.remedy:
@@ -260,17 +263,18 @@ def next_steps(data: SweepData) -> list[str]:
         # As many seeds as the most uncertain verdict needs.
         most = max(group, key=lambda t: t.seeds_needed or math.inf)
         order = most.remedy
+        by_command = data.command.startswith("mupax ")
         if most.verdict is Verdict.SEEDS and most.seeds_needed and by_command:
             flag = f"--config.sweep.seeds={most.seeds_needed}"
-            order += f": run the command again with {flag}; it keeps its runs"
+            order += f": run the command again with {flag}; {kept}"
         if most.verdict.known is None and most.verdict is not Verdict.CLOSE:
             nouns = listed(list(dict.fromkeys(grids.noun(t.name) for t in group)))
             axes = listed(list(dict.fromkeys(t.over for t in group)))
             order = f"to judge the {nouns} across {axes}, {order}"
         steps.append(f"{capital(order)}.")
-    kept = [n for n in data.names if _all_transfer(transfers, n)]
-    if kept:
-        values = [f"{grids.noun(n)}, {_base_value(data, n)}" for n in kept]
+    good = [n for n in data.names if _all_transfer(transfers, n)]
+    if good:
+        values = [f"{grids.noun(n)}, {_base_value(data, n)}" for n in good]
         steps.insert(0, f"Use the base's best {listed(values)}, for larger models.")
     return steps
 
