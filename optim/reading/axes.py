@@ -421,8 +421,8 @@ class Axes:
     def _seeds(self, left: Node, right: Node) -> tuple[bool, bool]:
         """Which of two functions of parameters is a first activation, not a kernel.
 
-        Learned queries and latents are vectors, are broadcast over the batch or
-        normalized before they meet a kernel, or what the kernel makes of them has a
+        Learned queries and latents are vectors, are few, are broadcast over the batch
+        or normalized before they meet a kernel, or what the kernel makes of them has a
         bias or a nonlinearity. Low-rank products of kernels have none of this.
         """
         if not (left.weight and right.weight):
@@ -432,23 +432,17 @@ class Axes:
         if self.depends(left) & self.depends(right):  # e.g. a kernel's singular vector
             return False, False
         seeds = self._is_seed(left, right), self._is_seed(right, left)
-        product = self._product(left, right)
-        if not any(seeds) and self._stays(left, 0, product):
-            return True, False
-        if any(seeds) or not self._leads_on(product):
-            return seeds
-        # Libraries write activation @ kernel.
-        return True, False
+        product = next(x for x in self._uses[left.id] if right in x.operands)
+        if not any(seeds) and (self._stays(left, product) or self._leads_on(product)):
+            return True, False  # libraries write activation @ kernel
+        return seeds
 
-    def _stays(self, node: Node, side: int, product: Node) -> bool:
+    def _stays(self, left: Node, product: Node) -> bool:
         """Whether only the axes grow that are summed over, as of a few queries."""
-        gone = set(product.params["dimension_numbers"][0][side])
-        grows = [bool(axes & self.growing) for axes in self._of(node)]
+        gone = set(product.params["dimension_numbers"][0][0])
+        grows = [bool(axes & self.growing) for axes in self._of(left)]
         free = [a for a in range(len(grows)) if a not in gone]
         return any(grows[a] for a in gone) and not any(grows[a] for a in free)
-
-    def _product(self, left: Node, right: Node) -> Node:
-        return next(x for x in self._uses[left.id] if right in x.operands)
 
     def _is_seed(self, node: Node, other: Node) -> bool:
         sizes = [size for size in node.shape if size > 1]
@@ -663,11 +657,6 @@ class Axes:
             self.labels[node.id] = self._joined(node, cases)
             self._rows[node.id] = NONE
             return
-        self._elementwise(node)
-
-    def _op_concatenate(self, node: Node) -> None:
-        if any(x.id in self.hot for x in node.operands):
-            self.hot.add(node.id)
         self._elementwise(node)
 
     def _op_eq(self, node: Node) -> None:

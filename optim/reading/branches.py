@@ -221,12 +221,6 @@ class Branches:
     def _is_shared(self, ends: Iterable[End]) -> bool:
         return any(end.param in self._shared for end in ends)
 
-    @staticmethod
-    def _is_addition(node: Node) -> bool:
-        return (
-            node.op == "add" and bool(node.shape) and all(x.data for x in node.operands)
-        )
-
     def _dominate(self) -> None:
         """Find each data node's immediate dominator, seen from the inputs."""
         for node in self._program.nodes:

@@ -108,8 +108,6 @@ class Segmented(Program):
 
     def _pushed(self, call: Node, i: int, axis: int) -> Node | None:
         """The operation on segments; None if it can only be that on their join."""
-        if call.op == "slice" and call.shape[axis] != call.operands[0].shape[axis]:
-            return self._part_of_join(call, axis)
         if call.op == "reshape":
             return self._reshaped(call, axis)
         index = index_of(call, i, axis)
@@ -181,31 +179,6 @@ class Segmented(Program):
             shape = _resized(call.shape, through.axis, size)
             parts.append(self._emit(call.op, [part], shape, call.source, call.params))
         return self._join(parts, through.axis, call.source, through.repeats)
-
-    def _part_of_join(self, call: Node, axis: int) -> Node | None:
-        """A part of a join: whole segments and parts of segments."""
-        starts, limits = call.params["start_indices"], call.params["limit_indices"]
-        join, found, at = call.operands[0], [], 0
-        strides = call.params.get("strides") or (1,) * len(starts)
-        if strides[axis] != 1 or repeats_of(join) > 1:
-            return None
-        for part in join.operands:
-            size = part.shape[axis]
-            low, high = max(starts[axis] - at, 0), min(limits[axis] - at, size)
-            at += size
-            if low >= high:
-                continue
-            shape = _resized(call.shape, axis, high - low)
-            params = {
-                "start_indices": _resized(starts, axis, low),
-                "limit_indices": _resized(limits, axis, high),
-                "strides": strides,
-            }
-            if shape == part.shape:
-                found.append(part)
-            else:
-                found.append(self._emit("slice", [part], shape, call.source, params))
-        return found[0] if len(found) == 1 else self._join(found, axis, call.source)
 
 
 def _params_of_part(call: Node, index: Index, size: int) -> dict[str, Any]:

@@ -375,3 +375,24 @@ def gemma_3n_per_layer_embeddings_in_a_scan(n, L):
         return norm(x) @ p["out"]
 
     return p, T, call
+
+
+@program({"in": "I", "out": "O", "z": "V", "(k|v|o)": "H", "b": "V", "c": "V"})
+def number_of_latents_grows(n):
+    p = zeros(
+        **{"in": (7, n), "out": (n, 7)},
+        z=(n // 2, n),
+        k=(n, n),
+        v=(n, n),
+        o=(n, n),
+        b=(n,),
+        c=(n,),
+    )
+
+    def call(p, x):
+        x = p["in"][x]
+        k = p["z"] @ p["k"] + p["b"]
+        v = p["z"] @ p["v"] + p["c"]
+        return jax.nn.softmax(x @ k.T / n) @ v @ p["o"] @ p["out"]
+
+    return p, T, call
