@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from ..rules.parametrizations import Parametrization, parametrization
@@ -18,10 +18,10 @@ from .growth import grown, same_parametrization, twin
 from .heads import find_heads
 from .leaves import Leaves
 from .lists import Pairing
-from .models import Reading, trace
+from .models import Reading
 from .program import Node, earlier, reach
 from .roles import Found, find_roles, remedy
-from .segments import Parts, segmented
+from .segments import segmented
 from .sums import Sum, Sums
 from .totals import Totals
 
@@ -86,34 +86,12 @@ def _of_all(growth: Mapping[str, frozenset[int]], all: Leaves) -> dict[str, Any]
     return {p: growth.get(p, like.get(open_numbers(p), frozenset())) for p in all}
 
 
-def read_scales(
-    base: Any,
-    target: Any,
-    inputs: tuple[Any, ...],
-    *,
-    call: Callable[..., Any] | None,
-    given: Declarations,
-    point: Parametrization | None,
-    fractional: bool,
-    delta: Any,
-    training: TrainingScale,
-) -> Scales:
-    """The scales of a target, from the programs of base and target."""
-    models = {"base": base, "target": target, "delta": delta}
-    if delta is None:
-        del models["delta"]
-    readings = [trace(model, inputs, call, k) for k, model in models.items()]
-    large, others, parts = segmented(readings[1], [readings[0], *readings[2:]], given)
-    comparison = _Comparison(large, others, given, fractional, training)
-    return comparison.scales(point, parts)
-
-
-class _Comparison:
+class Comparison:
     """Base and target, parameter by parameter and branch by branch.
 
     Args:
-      large: the target.
-      others: the base, and a model of other widths than the base's, if there is one.
+      readings: of the base, of the target, and of a model of other widths than the
+        base's, if there is one.
       given: parameters whose axes the user declared.
       fractional: whether ratios need not be whole numbers.
       training: ratios of batch and examples.
@@ -121,14 +99,16 @@ class _Comparison:
 
     def __init__(
         self,
-        large: Reading,
-        others: Sequence[Reading],
+        readings: Sequence[Reading],
         given: Declarations,
         fractional: bool,
         training: TrainingScale,
     ):
+        base, target, *delta = readings
+        large, others, self._parts = segmented(target, [base, *delta], given)
         self.fractional, self.training = fractional, training
         self._averaged: list[Branch] = []  # terms of means over layers
+        self._found: dict[str, ParamScale] = {}
         self._leaves, small = large.leaves, others[0].leaves
         wide = others[1].leaves if len(others) > 1 else large.leaves
         to_small, to_wide = (Pairing(self._leaves, x) for x in (small, wide))
@@ -147,8 +127,12 @@ class _Comparison:
         self.large = _Model(large, given, growths[0])
         self.small = _Model(others[0], given, _of_all(growths[1], small))
 
-    def scales(self, point: Parametrization | None, parts: Parts) -> Scales:
-        """Roles from the programs, depth from their branches."""
+    def scales(self, point: Parametrization | None) -> Scales:
+        """Roles from the programs, depth from their branches.
+
+        Args:
+          point: the parametrization; None for the one that the program implies.
+        """
         self._check_loops()
         counted, depth = self._counted()
         added, ratio = self._added(counted)
@@ -163,17 +147,20 @@ class _Comparison:
         found = {
             path: self._scale(path, depth, path in inside) for path in self._leaves
         }
+        self._found = found
         if not counted and self._deeper():
             depth = self._plain_depth(point)
-            found = {p: dataclasses.replace(s, depth=depth) for p, s in found.items()}
         elif own is None:
-            point = self._follow_branches(found, counted, depth, point)
+            point = self._follow_branches(counted, depth, point)
         if own is None:
-            self._follow_readouts(found, self._follow_sums(found))
-        last = self._last_width(found)
-        found = {p: dataclasses.replace(s, width_last=last) for p, s in found.items()}
+            self._follow_readouts(self._follow_sums())
+        last = self._last_width()
+        found = {
+            path: dataclasses.replace(scale, depth=depth, width_last=last)
+            for path, scale in found.items()
+        }
         return Scales(
-            parts.joined(found),
+            self._parts.joined(found),
             point or parametrization("mup"),
             multiplied=own is not None,
         )
@@ -258,11 +245,11 @@ class _Comparison:
             f" or declare the axes: {remedy(path, self._leaves[path].shape)}"
         )
 
-    def _last_width(self, found: Mapping[str, ParamScale]) -> float:
+    def _last_width(self) -> float:
         """Ratio of the last hidden layer's width: the fan-in of the last readout."""
         last, width = -1, 1.0
         ends, out = -1, 1.0  # of a model without a readout
-        for path, scale in found.items():
+        for path, scale in self._found.items():
             role = self.large.roles[path]
             if role is None:
                 continue
@@ -500,7 +487,6 @@ class _Comparison:
 
     def _follow_branches(
         self,
-        found: dict[str, ParamScale],
         counted: list[Branch],
         depth: float,
         point: Parametrization | None,
@@ -539,7 +525,7 @@ class _Comparison:
         if all(multiplied):
             return point
         for branch in counted:
-            self._carry(found, branch, point, expected)
+            self._carry(branch, point, expected)
         return point
 
     def _ends(self, branch: Branch) -> set[str]:
@@ -589,7 +575,6 @@ class _Comparison:
 
     def _carry(
         self,
-        found: dict[str, ParamScale],
         branch: Branch,
         point: Parametrization,
         expected: float,
@@ -620,7 +605,8 @@ class _Comparison:
                     f"also used elsewhere ({elsewhere.line}), so that it cannot carry "
                     f"the branch's multiplier; {advice}"
                 )
-            found[path] = dataclasses.replace(found[path], ends_branch=True)
+            scale = self._found[path]
+            self._found[path] = dataclasses.replace(scale, ends_branch=True)
 
     def _elsewhere(
         self, paths: Iterable[str], nodes: Set[int], stops: Set[tuple[int, int]]
@@ -643,7 +629,7 @@ class _Comparison:
             None,
         )
 
-    def _follow_sums(self, found: dict[str, ParamScale]) -> list[Sum]:
+    def _follow_sums(self) -> list[Sum]:
         """Check sums of products of activations; a factor's parameters carry the rest.
 
         Returns:
@@ -670,7 +656,7 @@ class _Comparison:
         carried: set[int] = set()
         for each, wanted, growth in lacking:
             if each.node.id not in carried:
-                carried |= self._carry_sum(found, each, wanted, growth, lacking)
+                carried |= self._carry_sum(each, wanted, growth, lacking)
         return growing
 
     def _lacks(self, now: Sum, then: Sum) -> float:
@@ -685,7 +671,6 @@ class _Comparison:
 
     def _carry_sum(
         self,
-        found: dict[str, ParamScale],
         of: Sum,
         wanted: float,
         growth: float,
@@ -699,18 +684,8 @@ class _Comparison:
         for side in of.sides:
             paths = self._params(side)
             same = [(s, w) for s, w, _ in lacking if paths & self._all_params(s)]
-            powers = {sum(self._params(x) == paths for x in s.sides) for s, _ in same}
-            if (
-                len(powers) == 1
-                and all(_alike(w, wanted) for _, w in same)
-                and self._only_in(paths, [s for s, _ in same])
-            ):
-                factor = wanted ** (1 / powers.pop())
-                for path in paths:
-                    scale = found[path]
-                    found[path] = dataclasses.replace(
-                        scale, carried=scale.carried * factor
-                    )
+            alike = all(_alike(w, wanted) for _, w in same)
+            if alike and self._carried_by(paths, wanted, [s for s, _ in same]):
                 return {s.node.id for s, _ in same}
         raise ValueError(
             f"the sum over products of activations at {of.node.line} has {growth:g} "
@@ -720,19 +695,31 @@ class _Comparison:
             "divide attention logits by the head dimension instead of its root"
         )
 
+    def _carried_by(
+        self, paths: frozenset[str], factor: float, sums: list[Sum]
+    ) -> bool:
+        """Whether parameters can carry a factor of sums; let them, if they can."""
+        sides = [side for each in sums for side in each.sides]
+        ends = {e.node.id for x in sides for e in self._side(self.large, x)[0]}
+        powers = {sum(self._params(x) == paths for x in s.sides) for s in sums}
+        nodes = ends | {each.node.id for each in sums}
+        stops = {(each.node.id, -1) for each in sums}
+        if not paths or len(powers) > 1 or self._elsewhere(paths, nodes, stops):
+            return False
+        (power,) = powers
+        for path in paths:
+            self._multiply(path, factor ** (1 / power))
+        return True
+
+    def _multiply(self, path: str, factor: float) -> None:
+        scale = self._found[path]
+        self._found[path] = dataclasses.replace(scale, carried=scale.carried * factor)
+
     def _params(self, side: Node) -> frozenset[str]:
         return frozenset(self.large.path(e) for e in self._side(self.large, side)[0])
 
     def _all_params(self, of: Sum) -> frozenset[str]:
         return frozenset().union(*map(self._params, of.sides))
-
-    def _only_in(self, paths: frozenset[str], sums: list[Sum]) -> bool:
-        """Whether parameters are used for nothing but these sums."""
-        sides = [side for each in sums for side in each.sides]
-        ends = {e.node.id for x in sides for e in self._side(self.large, x)[0]}
-        stops = {(each.node.id, -1) for each in sums}
-        nodes = ends | {each.node.id for each in sums}
-        return bool(paths) and self._elsewhere(paths, nodes, stops) is None
 
     def _side(self, model: _Model, node: Node) -> tuple[list[End], float]:
         """The parameters that a factor is linear in, and its constant."""
@@ -770,21 +757,21 @@ class _Comparison:
             for param, _ in axes
         }
 
-    def _follow_readouts(self, found: dict[str, ParamScale], sums: list[Sum]) -> None:
+    def _follow_readouts(self, sums: list[Sum]) -> None:
         """Constants beside first and last layers are forward multipliers of theirs."""
         # Constants at the ends of branches and on logits were looked at before.
         every = [*self.large.branches.all, *self._averaged]
         known = {self.large.path(e) for b in every for e in b.ends}
         for each in sums:
             known |= self._all_params(each)
-        for path, scale in found.items():
+        for path, scale in self._found.items():
             role, before = self.large.roles[path], self.small.roles[self.twin[path]]
             if role is None or before is None or role.node is None or path in known:
                 continue
             if before.node is None:
                 continue
             if role.tied:
-                self._follow_tied(found, path)
+                self._follow_tied(path)
                 continue
             if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
                 continue
@@ -793,7 +780,7 @@ class _Comparison:
                 self._check_norm(path, role, ratio)  # weight normalization
                 continue
             if not _alike(ratio, 1):
-                found[path] = dataclasses.replace(scale, carried=scale.carried / ratio)
+                self._multiply(path, 1 / ratio)
 
     def _check_norm(self, path: str, role: Found, ratio: float) -> None:
         """Raise a `ValueError` if a kernel's norm is also over outputs that grow."""
@@ -835,9 +822,9 @@ class _Comparison:
                 factor *= model.branches.inner(data[0])
         return factor
 
-    def _follow_tied(self, found: dict[str, ParamScale], path: str) -> None:
+    def _follow_tied(self, path: str) -> None:
         """A tied readout needs a multiplier of 1/m, which the last norm may carry."""
-        scale, role = found[path], self.large.roles[path]
+        scale, role = self._found[path], self.large.roles[path]
         width = scale.width_out
         if scale.role is not Role.INPUT or width == 1:
             return
@@ -847,7 +834,7 @@ class _Comparison:
         assert before is not None
         assert before.node is not None
         first = self._ratio(role.node, before.node)
-        found[path] = dataclasses.replace(scale, carried=scale.carried / first)
+        self._multiply(path, 1 / first)
         now, then = (
             next(
                 e.node
@@ -856,25 +843,18 @@ class _Comparison:
             )
             for m, p in ((self.large, path), (self.small, self.twin[path]))
         )
-        ratio = (
-            self._ratio(now, then) / first
-        )  # the table carries this, also as the readout
+        # The table carries what multiplies it, also as the readout.
+        ratio = self._ratio(now, then) / first
         if _alike(ratio, 1 / width):
             return
         data = next(x for x in now.operands if x.data)
-        ends, _ = self._side(self.large, data)
-        carriers, nodes = {self.large.path(e) for e in ends}, {e.node.id for e in ends}
-        if not ends or self._elsewhere(carriers, nodes, {(now.id, -1)}) is not None:
+        logits = Sum(now, (data,), round(width))
+        if not self._carried_by(self._params(data), 1 / width / ratio, [logits]):
             raise ValueError(
                 f"the embedding {path!r} is also the readout ({now.line}); its logits "
                 f"need a multiplier of base width / width (here {1 / width:.4g}), and "
                 f"have {ratio:.4g}: multiply the logits by it, or the input of this "
                 "product"
-            )
-        for last in carriers:
-            known = found[last]
-            found[last] = dataclasses.replace(
-                known, carried=known.carried / width / ratio
             )
 
 

@@ -10,11 +10,11 @@ from ..rules.roles import Role
 from ..rules.training import TrainingScale, training_scale
 from ..scales.declare import Declarations, declared
 from ..scales.table import Scales
-from .compare import read_scales
+from .compare import Comparison
 from .growth import check_something_grows, grown, same_parametrization, twin
 from .leaves import leaves
 from .lists import Pairing
-from .models import initialized
+from .models import initialized, trace
 from .roles import from_declaration
 
 
@@ -123,17 +123,11 @@ def infer_scales(
             base, target, delta, given, point, fractional, training
         )
     else:
-        scales = read_scales(
-            base,
-            target,
-            inputs,
-            call=call,
-            given=given,
-            point=point,
-            fractional=fractional,
-            delta=delta,
-            training=training,
+        models = {"base": base, "target": target} | (
+            {} if delta is None else {"delta": delta}
         )
+        readings = [trace(model, inputs, call, k) for k, model in models.items()]
+        scales = Comparison(readings, given, fractional, training).scales(point)
     given.check(scales)
     if batch is None and examples is None:
         check_something_grows(scales.values())
