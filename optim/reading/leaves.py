@@ -154,9 +154,10 @@ def read_into(model: Any, read: Leaves) -> None:
     # A state of a whole module holds its plain arrays too; one of `nnx.as_pure`,
     # no variables at all.
     in_state = chosen and any(is_variable(leaf) for _, leaf in found)
+    modules = [x for x in jax.tree.leaves(model, is_leaf=is_nnx) if is_nnx(x)]
+    plain = {id(x) for m in modules for x in jax.tree.leaves(m, is_leaf=is_variable)}
     seen = set()
     for path, leaf in found:
-        owners = _owners(model, path)
         if is_variable(leaf):
             # Batch statistics and random state are no parameters; and a variable
             # that stands in two places is one parameter, under the first path.
@@ -165,7 +166,7 @@ def read_into(model: Any, read: Leaves) -> None:
                 continue
             seen.add(id(leaf))
             leaf = _content(path_string(path), leaf)
-        elif in_state or any(map(is_nnx, owners)):
+        elif in_state or id(leaf) in plain:
             continue
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
@@ -225,25 +226,3 @@ def is_nnx(node: Any) -> bool:
         and c.__module__.startswith("flax.nnx")
         for c in type(node).__mro__
     )
-
-
-def _owners(model: Any, path: tuple[Any, ...]) -> list[Any]:
-    """The objects that hold a leaf, from the model to the innermost.
-
-    An object is None if the path to it cannot be followed.
-    """
-    owners = [model]
-    for key in path[:-1]:
-        node = owners[-1]
-        if node is None:
-            pass
-        elif isinstance(key, jax.tree_util.GetAttrKey):
-            node = getattr(node, key.name, None)
-        elif isinstance(key, jax.tree_util.SequenceKey):
-            node = node[key.idx]
-        elif isinstance(key, jax.tree_util.DictKey):
-            node = node.get(key.key) if hasattr(node, "get") else None
-        else:
-            node = None
-        owners.append(node)
-    return owners

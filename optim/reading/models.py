@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,30 +92,46 @@ def trace(
             "one forward pass as inputs=(...), flags such as train=False among them, "
             "and call=lambda model, *inputs: ... where it is not model(*inputs)"
         ) from error
-    return Reading(built.leaves, program, built.paths)
+    return Reading(built.shapes, program, built.paths)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Built:
     """A model taken apart into parameters, other arrays and everything else.
 
-    `places` holds, for each leaf, ("param" | "state", index) or ("static", leaf).
+    Attributes:
+      shapes: the parameters, by path.
+      kind: the module or function that has the forward pass.
+      structure, leaves: all of the model's tree.
+      paths: of the parameters, in their order in the tree.
+      params_at: where each parameter stands among the leaves.
+      state_at: where each other array stands.
     """
 
-    leaves: Leaves
+    shapes: Leaves
     kind: Any
     structure: Any
-    places: list[tuple[str, Any]]
+    leaves: list[Any]
     paths: list[str]
-    params: list[Any]
-    state: list[Any]
+    params_at: list[list[int]]
+    state_at: list[int]
+
+    @property
+    def params(self) -> list[jax.ShapeDtypeStruct]:
+        return [_abstract(self.leaves[first]) for first, *_ in self.params_at]
+
+    @property
+    def state(self) -> list[jax.ShapeDtypeStruct]:
+        return [_abstract(self.leaves[i]) for i in self.state_at]
 
     def rebuild(self, params: Any, state: Any) -> Any:
-        found = {"param": params, "state": state}
-        return jax.tree.unflatten(
-            self.structure,
-            [found[kind][at] if kind in found else at for kind, at in self.places],
-        )
+        leaves = list(self.leaves)
+        for places, array in zip(self.params_at, params, strict=True):
+            for i in places:
+                leaves[i] = array
+        for i, array in zip(self.state_at, state, strict=True):
+            leaves[i] = array
+        return jax.tree.unflatten(self.structure, leaves)
 
 
 def _build(
@@ -161,36 +178,25 @@ def _take_apart(model: Any, which: str) -> _Built:
     read_into(model[0] if is_pair else model, trained)
     if not trained:
         raise ValueError(f"the {which} has no floating-point parameters")
-    structure = jax.tree.structure(model)
-    entries = (
-        [*flatten(model[0]), *((" state", x) for x in jax.tree.leaves(model[1:]))]
-        if is_pair
-        else flatten(model)
-    )
-    places: list[tuple[str, Any]] = []
+    leaves, structure = jax.tree.flatten(model)
+    names = [path for path, _ in flatten(model[0] if is_pair else model)]
     paths: list[str] = []
-    params: list[Any] = []
-    state: list[Any] = []
-    known: dict[int, int] = {}  # of variables that stand in two places
-    owner = _variables(model)
-    assert len(owner) == len(entries)
-    for variable, (path, leaf) in zip(owner, entries, strict=True):
+    params_at: list[list[int]] = []
+    state_at: list[int] = []
+    known: dict[int, list[int]] = {}  # places of variables, which may have two
+    each = itertools.zip_longest(leaves, names, _variables(model))
+    for i, (leaf, path, variable) in enumerate(each):
         if variable in known:
-            places.append(("param", known[variable]))
+            known[variable].append(i)
         elif path in trained and path not in paths and _is_array(leaf):
-            places.append(("param", len(params)))
+            places = [i]
             if variable:
-                known[variable] = len(params)
+                known[variable] = places
             paths.append(path)
-            params.append(_abstract(leaf))
+            params_at.append(places)
         elif _is_array(leaf) and not _is_known(leaf):
-            places.append(("state", len(state)))
-            state.append(_abstract(leaf))
-        else:
-            places.append(("static", leaf))
-    return _Built(
-        trained, kind if kind else model, structure, places, paths, params, state
-    )
+            state_at.append(i)
+    return _Built(trained, kind or model, structure, leaves, paths, params_at, state_at)
 
 
 def _variables(model: Any) -> list[int]:
