@@ -1,1 +1,18 @@
-"""Read roles, residual branches, depth and constants from a model's program (jaxpr)."""
+"""Read roles, residual branches, depth and constants from a model's program (jaxpr).
+
+From what is known first to what follows from it:
+
+- `leaves`, `models`: parameters of a model of any library, and its traced forward pass.
+- `program`: the forward pass as a flat graph of `Node`s; calls are inlined, constants
+  are folded, and what is written in several ways is written in one.
+- `links`: which axes of operands become which axes of the result, for each primitive.
+- `joints`, `segments`: fused parameters as several, where the program cuts them.
+- `axes`, `roles`: what each axis of each parameter does; `heads` of attention.
+- `branches`, `totals`: residual additions, and sums over layers that do not read the
+  sum; the parameters that a value is linear in, and the constants beside them.
+- `degrees`, `sums`: whether the scale of a value matters; sums of products of
+  activations, which need a factor where their number of terms grows.
+- `lists`, `growth`: counterparts in the base, and ratios of sizes.
+- `compare`, `infer`: base and target side by side; what is missing is carried by
+  parameters, or is an error that names the line.
+"""

@@ -440,7 +440,7 @@ class Comparison:
             if feeds is None:
                 return 0.0
             fed |= {b.add.id: b for b in feeds}
-        return sum(b.runs for b in fed.values()) / number
+        return float(sum(b.runs for b in fed.values()) / number)
 
     def _deeper(self) -> dict[str, float]:
         """Parameters of layers that the base has fewer of: {path: ratio}."""
