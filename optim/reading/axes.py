@@ -474,9 +474,8 @@ class Axes:
 
     def _product_of_weights(self, node: Node, sides: Sequence[Side]) -> None:
         self._keep_gains(node)
-        labels: list[frozenset[Axis]] = []
-        free: list[frozenset[Axis]] = []
-        for x, contracted, batch, other in sides:
+        each: list[Labels] = []
+        for x, contracted, _, other in sides:
             own = self._of(x)
             if x.id in self._diagonal:
                 their = next(side[1] for side in sides if side[0] is other)
@@ -486,14 +485,8 @@ class Axes:
                 summed = NONE.union(*(own[a] for a in contracted)) - gains
                 links = [axis for axis in summed if axis[0] not in same]
                 self._mark(node, [(links, Use.LINK)])
-            if x is sides[0][0] and not labels:
-                labels = [own[a] for a in batch]
-            else:
-                labels = [a | own[b] for a, b in zip(labels, batch, strict=True)]
-            free += [
-                own[a] for a in range(len(x.shape)) if a not in (*contracted, *batch)
-            ]
-        found = self.labels[node.id] = (*labels, *free)
+            each.append(own)
+        found = self.labels[node.id] = self._moved(node, each)
         if not sides[0][1]:  # `einsum` multiplies a kernel by a vector like this
             params = [_params(self._of(x)) for x, *_ in sides]
             self._add_gains(
@@ -506,20 +499,15 @@ class Axes:
 
     def _mixed_by_constants(self, node: Node, sides: Sequence[Side]) -> None:
         """A parameter times a constant matrix, e.g. positions that are resized."""
-        batch_labels: list[frozenset[Axis]] = [NONE] * len(sides[0][2])
-        free: list[frozenset[Axis]] = []
-        for x, contracted, batch, other in sides:
-            if not self._is_kernel(x):
-                their = sides[0] if sides[1][0] is x else sides[1]
-                mixed = frozenset().union(*(self._of(other)[a] for a in their[1]))
-                free += [mixed] * (len(x.shape) - len(contracted) - len(batch))
-                continue
+        each: list[Labels] = []
+        for (x, *gone, _), (other, summed, *_) in zip(sides, sides[::-1], strict=True):
             own = self._of(x)
-            batch_labels = [own[a] for a in batch]
-            free += [
-                own[a] for a in range(len(x.shape)) if a not in (*contracted, *batch)
-            ]
-        self.labels[node.id] = (*batch_labels, *free)
+            if not self._is_kernel(x):
+                mixed = NONE.union(*(self._of(other)[a] for a in summed))
+                fixed = {*gone[0], *gone[1]}
+                own = tuple(NONE if a in fixed else mixed for a in range(len(x.shape)))
+            each.append(own)
+        self.labels[node.id] = self._moved(node, each)
 
     def _batched(self, node: Node, data: Node, axis: int) -> None:
         """Axes of earlier results that are batch axes here count copies (experts)."""

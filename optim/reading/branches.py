@@ -10,10 +10,9 @@ import numpy as np
 
 from .axes import Axes
 from .degrees import degree_in_parameters
-from .links import SUM
+from .links import PRODUCTS, SUM
 from .program import MOVES, Node, Program, earlier, origin, reach
 
-KERNELS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _NONLINEAR = frozenset(
     """
     abs atan2 cos erf erf_inv exp exp2 expm1 floor integer_pow log log1p logistic max
@@ -151,7 +150,7 @@ class Branches:
                 made = self._made(first, skip, end, inside)
                 self.all += [made] if made is not None else []
                 first, _ = self.trunk(skip)
-        self.all.sort(key=_place)
+        self.all.sort(key=place)
 
     def _only_for(self, end: Node) -> frozenset[int]:
         """Ids of the nodes whose only use is to compute a value, with its own."""
@@ -199,7 +198,7 @@ class Branches:
                 self.all.append(
                     Branch(user, b.add, weight, inside, b.runs, ends, None, constant, 0)
                 )
-        self.all.sort(key=_place)
+        self.all.sort(key=place)
 
     def _prefer_own_ends(self) -> None:
         """Let no parameter that several branches share end one, e.g. their gate."""
@@ -423,7 +422,7 @@ class Branches:
         return [
             node
             for node in (self._program.nodes[i] for i in sorted(inside))
-            if node.op in KERNELS and any(x.weight for x in node.operands)
+            if node.op in PRODUCTS and any(x.weight for x in node.operands)
         ]
 
     def _made(
@@ -498,7 +497,7 @@ class Branches:
     def _ends(self, node: Node) -> list[End]:
         if node.op == "param" and node.param is not None:
             return [End(node.param, 1.0, node)]
-        if node.op in ("mul", "div", *KERNELS):
+        if node.op in ("mul", "div", *PRODUCTS):
             return self._product(node)
         if node.op in ("add", "sub"):
             operands = [x for x in node.operands if x.data or x.weight]
@@ -615,7 +614,7 @@ class Branches:
         while self._with_weight(node) is not None:
             node, more = self.trunk(next(x for x in node.operands if x.data))
             factor *= more
-        if node.op in (*KERNELS, "gather"):
+        if node.op in (*PRODUCTS, "gather"):
             return [node], factor
         product = self._axes.kernel_sums.get(node.id)
         if product is not None:
@@ -750,7 +749,8 @@ class Branches:
         return list(found.values())
 
 
-def _place(branch: Branch) -> int:
+def place(branch: Branch) -> int:
+    """Where a branch is added, as a number."""
     return branch.add.id
 
 

@@ -13,10 +13,11 @@ from ..scales.declare import Declarations
 from ..scales.paths import open_numbers
 from ..scales.table import Scales, some
 from .axes import Axes, Event, Use
-from .branches import KERNELS, Branch, Branches, End, Failure
+from .branches import Branch, Branches, End, Failure, place
 from .growth import grown, same_parametrization, twin
 from .heads import find_heads
 from .leaves import Leaves
+from .links import PRODUCTS
 from .lists import Pairing
 from .models import Reading
 from .program import Node, earlier, reach
@@ -140,7 +141,7 @@ class Comparison:
             counted, depth = added, ratio
             self._check_only_sums_deepen(added)
         elif added:
-            counted = sorted([*counted, *added], key=_place)
+            counted = sorted([*counted, *added], key=place)
         inside = self._inside(counted)
         own = self._leaves.parametrization
         point = same_parametrization(own, point) or own
@@ -331,7 +332,7 @@ class Comparison:
                 "the base has residual branches and the target has none; build both by "
                 "the same code"
             )
-        return sorted(chosen[1], key=_place), after / before
+        return sorted(chosen[1], key=place), after / before
 
     def _added(self, counted: list[Branch]) -> tuple[list[Branch], float]:
         """The target's terms of sums whose number grows, and the ratio of numbers.
@@ -357,7 +358,7 @@ class Comparison:
             more = [
                 b for b in model.totals.all_terms if self._computed_by(model, b) in keys
             ]
-            model.branches.all = sorted([*model.branches.all, *more], key=_place)
+            model.branches.all = sorted([*model.branches.all, *more], key=place)
         means = self._averaged = self._means(added, counted)
         self.large.branches.all = [b for b in self.large.branches.all if b not in means]
         kept = [(b, ratio) for b, ratio in added if b not in means]
@@ -745,7 +746,7 @@ class Comparison:
         """The parameters of the nearest kernels before a node."""
 
         def sources(at: Node) -> list[Node]:
-            is_kernel = at.op in KERNELS and any(x.weight for x in at.operands)
+            is_kernel = at.op in PRODUCTS and any(x.weight for x in at.operands)
             return [] if is_kernel else [x for x in earlier(at) if x.data]
 
         return {
@@ -816,7 +817,7 @@ class Comparison:
         """The constants on the result and on the input of a layer."""
         factor = model.branches.outer(node) * model.branches.on_weight(node)
         data = [x for x in node.operands if x.data]
-        if node.op in (*KERNELS, "mul") and data:
+        if node.op in (*PRODUCTS, "mul") and data:
             factor *= model.branches.unit(data[0])
             if not model.branches.belongs_to_layer(data[0]):
                 factor *= model.branches.inner(data[0])
@@ -856,10 +857,6 @@ class Comparison:
                 f"have {ratio:.4g}: multiply the logits by it, or the input of this "
                 "product"
             )
-
-
-def _place(branch: Branch) -> int:
-    return branch.add.id
 
 
 def _alike(one: float, other: float) -> bool:

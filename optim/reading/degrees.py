@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from .links import PRODUCTS
 from .program import MOVES, Node, origin, reach
 
 # Homogeneous in their first operand.
@@ -19,7 +20,7 @@ _SAME = MOVES.union(
     reduce_max reduce_min reduce_window_max reduce_window_sum slice sort
     """.split()  # noqa: SIM905
 )
-_BILINEAR = ("mul", "dot_general", "conv_general_dilated")
+_BILINEAR = ("mul", *PRODUCTS)
 _ADDITIVE = frozenset(
     """
     add carry clamp concatenate dynamic_update_slice join max min scatter scatter-add

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .links import SUM, Index, index_of
+from .links import PRODUCTS, SUM, Index, index_of
 from .program import Node, Program, regrouped
 
 
@@ -118,8 +118,7 @@ class Segmented(Program):
             return self._join(
                 parts, index.out, call.source, repeats_of(call.operands[i])
             )
-        products = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-        of_kernel = call.op in products and not call.operands[i].data
+        of_kernel = call.op in PRODUCTS and not call.operands[i].data
         if call.op != "reduce_sum" and not of_kernel:
             return None
         return self._emit(SUM, self._each(call, i, index), call.shape, call.source)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from .program import Node, regrouped
 
 CONVOLUTION = "conv_general_dilated"
+PRODUCTS = ("dot_general", CONVOLUTION, "ragged_dot_general")
 SUM = "sum"  # of the products of the segments of an axis that is summed over
 
 # Operations on entries in the same place of all operands.

@@ -14,7 +14,7 @@ from .axes import Axes
 from .branches import Branches
 from .joints import Cut, Segmented, Through, reshaped, starts_of
 from .leaves import Leaves
-from .links import ELEMENTWISE, indices
+from .links import ELEMENTWISE, PRODUCTS, indices
 from .lists import Pairing
 from .models import Reading
 from .program import Node, Program
@@ -271,7 +271,7 @@ class _Finder:
                 found |= {start, *(start + x for x in inner)}
                 start += part.shape[axis]
             return found - {0}
-        if node.op in ("carry", *_PRODUCTS) or not node.data:
+        if node.op in ("carry", *PRODUCTS) or not node.data:
             return ()
         return {
             cut * through.down // through.up
@@ -282,12 +282,9 @@ class _Finder:
         }
 
 
-_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-
-
 def _contracted(node: Node) -> Iterator[tuple[Node, int, Node, int]]:
     """Kernel, axis, data and axis of each sum of products."""
-    if node.op in _PRODUCTS:
+    if node.op in PRODUCTS:
         for index in indices(node):
             if index.out is None and len(index.axes) == 2:
                 (one, a), (other, b) = (
@@ -338,7 +335,7 @@ class _Walk:
     def _before(
         self, node: Node, axis: int, cuts: frozenset[int], repeats: int
     ) -> Iterator[tuple[Node, int, frozenset[int], int]]:
-        if node.op in _PRODUCTS:
+        if node.op in PRODUCTS:
             sources = [x for x, _ in _sources(node, axis)]
             batch = len(sources) > 1 and node.op == "dot_general"
             if batch or not any(x.weight for x in sources):

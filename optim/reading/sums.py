@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from .axes import Axes
 from .branches import Branches
 from .degrees import constant_that_matters
+from .links import PRODUCTS
 from .program import MOVES, Node, Program
 
 
@@ -62,7 +63,7 @@ class Sums:
 
     def _is_layer(self, node: Node) -> bool:
         """Whether a node multiplies by a parameter of which a width grows."""
-        return node.op in ("mul", "dot_general", "conv_general_dilated") and any(
+        return node.op in ("mul", *PRODUCTS) and any(
             axes & self._axes.growing
             for x in node.operands
             if x.weight

@@ -396,3 +396,79 @@ def number_of_latents_grows(n):
         return jax.nn.softmax(x @ k.T / n) @ v @ p["o"] @ p["out"]
 
     return p, T, call
+
+
+@program(
+    {
+        **ENDS,
+        r"b/\d/proj": "Hb",
+        r"b/\d/conv": "Ib",
+        r"b/\d/cb": "Vb",
+        r"b/\d/(A|D|dtb)": "Vb",
+        r"b/\d/o": "He",
+    },
+    deep=True,
+)
+def mamba_2_with_a_depthwise_convolution(n, L):
+    N, P = 4, 2
+    H = n // P
+    p = ends(n) | {
+        "b": layers(
+            L,
+            proj=(n, 2 * n + 2 * N + H),
+            conv=(4, 1, n + 2 * N),
+            cb=(n + 2 * N,),
+            A=(H,),
+            D=(H,),
+            dtb=(H,),
+            o=(n, n),
+        )
+    }
+
+    def call(p, x):
+        x = p["in"][x]
+        for w in p["b"]:
+            z, xbc, dt = jnp.split(norm(x) @ w["proj"], [n, 2 * n + 2 * N], -1)
+            xbc = lax.conv_general_dilated(
+                xbc,
+                w["conv"],
+                (1,),
+                [(3, 0)],
+                dimension_numbers=("NWC", "WIO", "NWC"),
+                feature_group_count=n + 2 * N,
+            )
+            xbc = jax.nn.silu(xbc + w["cb"])
+            u, B, C = jnp.split(xbc, [n, n + N], -1)
+            u = u.reshape(2, 6, H, P)
+            dt = jax.nn.softplus(dt + w["dtb"])
+            decay = jnp.exp(-jnp.exp(w["A"]) * dt)
+
+            def step(h, each):
+                u, B, C, dt, a = each
+                h = (
+                    h * a[..., None, None]
+                    + (dt[..., None] * u)[..., None] * B[:, None, None]
+                )
+                return h, (h * C[:, None, None]).sum(-1)
+
+            xs = tuple(jnp.moveaxis(y, 1, 0) for y in (u, B, C, dt, decay))
+            _, y = lax.scan(step, jnp.zeros((2, H, P, N)), xs)
+            y = jnp.moveaxis(y, 0, 1) + u * w["D"][:, None]
+            x = x + norm(y.reshape(2, 6, n) * jax.nn.silu(z)) @ w["o"]
+        return norm(x) @ p["out"]
+
+    return p, T, call
+
+
+@program({**ENDS, r"b/\d/qkv": "Hb", r"b/\d/o": "He"}, deep=True)
+def fused_qkv_unstacked(n, L):
+    p = ends(n) | {"b": layers(L, qkv=(n, 3 * n), o=(n, n))}
+
+    def call(p, x):
+        x = p["in"][x]
+        for w in p["b"]:
+            q, k, v = jnp.unstack((norm(x) @ w["qkv"]).reshape(2, 6, 3, n), axis=2)
+            x = x + flat(attention(*(heads(z, 4) for z in (q, k, v)), 0.5)) @ w["o"]
+        return norm(x) @ p["out"]
+
+    return p, T, call
