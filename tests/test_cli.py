@@ -11,13 +11,13 @@ import sys
 import pytest
 from patience import ended, wait_until
 
-from mupax import zoo
+from mupax import optim, zoo
 from mupax.experiments import cli
 from mupax.experiments.cli import flags
 from mupax.experiments.cli.models import HUB, model_sizes, sources_of
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import commands, workdir
-from mupax.experiments.run.build import build
+from mupax.experiments.run.build import build, make_optimizer
 from mupax.experiments.run.config import parse
 
 TOY = [f"--config={pathlib.Path(__file__).with_name('toy_config.py')}"]
@@ -202,6 +202,15 @@ def test_an_option_that_does_not_exist_is_named(word, said):
     argv = ["train", "--config=digits", f"--config.{word}"]
     with pytest.raises(UserError, match=said):
         build(parse(flags.parse(argv).config))
+
+
+def test_a_large_whole_number_of_an_optimizer_is_a_float(monkeypatch):
+    """JAX cannot add 2^31 to float32."""
+    words = ["train", "--config=digits", f"--config.optimizer.eps={2**31}"]
+    config, seen = parse(flags.parse(words).config), {}
+    monkeypatch.setattr(optim, "adam", lambda rate, scales, **given: seen.update(given))
+    make_optimizer(config, None)
+    assert type(seen["eps"]) is float
 
 
 def test_an_unknown_config_lists_the_packaged_ones(capsys):

@@ -30,6 +30,7 @@ from ..loading import find_model
 from .config import RunConfig
 from .hyperparameters import tuned
 from .loss import Classification, NextToken, Objective
+from .optimizer import RANGES
 from .program import loss_of
 from .step import Hyper, Recipe
 
@@ -265,7 +266,11 @@ def make_optimizer(
     """The optimizer of a run, with its schedule and gradient clipping."""
     chosen = config.optimizer
     maker = getattr(optim, chosen.name)
-    tx = maker(config.learning_rates, scales, **chosen.options)
+    options = {  # JAX refuses large integers
+        key: float(value) if key in RANGES and type(value) is int else value
+        for key, value in chosen.options.items()
+    }
+    tx = maker(config.learning_rates, scales, **options)
     if config.clip_norm is None:
         return tx
     if chosen.name == "sgd":
