@@ -1,5 +1,6 @@
 """Entry point of `python -m mupax` and the `mupax` command."""
 
+import gc
 import os
 import pathlib
 import sys
@@ -13,12 +14,14 @@ def main() -> int:
     Returns:
       The exit status.
     """
+    gc.freeze()  # modules live to the end: collections need not visit them
     cache_programs()
     if sys.argv[1:2] and sys.argv[1] in ("sweep", "transfer"):
         use_cores()
     from mupax.experiments import cli
     from mupax.experiments.cli import noise
 
+    gc.freeze()
     noise.hide_secrets()
     noise.hide_late_writes()
     noise.clean_records()
