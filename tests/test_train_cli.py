@@ -455,6 +455,10 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, finished, data_dir, 
     assert "holds no checkpoints" in refused(
         capsys, "eval", TOY, f"--workdir={tmp_path}"
     )
+    copy.rename(tmp_path / "target")  # as in the directory of a transfer
+    assert f"give --workdir={tmp_path}/target" in refused(
+        capsys, "eval", TOY, f"--workdir={tmp_path}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -586,6 +590,8 @@ def test_a_file_that_is_no_summary_is_one_sentence(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match=r"is not the summary\.json"):
         parse({"transfer_from": str(path)})
+    with pytest.raises(UserError, match=r"did you mean '.*/summary\.json'\?"):
+        parse({"transfer_from": str(tmp_path)})
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])

@@ -337,9 +337,11 @@ def _public(word: str) -> str:
 def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
     folder = directory / "checkpoints"
     if not folder.is_dir():
-        raise UserError(
-            f"{directory} holds no checkpoints; give the --workdir of a training run"
-        )
+        target = directory / "target"
+        run = "the --workdir of a training run"
+        if (target / "checkpoints").is_dir():
+            run = f"--workdir={target}, the run of this transfer's target"
+        raise UserError(f"{directory} holds no checkpoints; give {run}")
     with open_checkpoints(
         folder, keep_last=1_000_000, alone=True, reads=True
     ) as checkpoints:

@@ -199,9 +199,11 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         values = record["hyperparameters"]
         check_form(values.get("learning_rate"), float, "learning_rate")
     except (OSError, ValueError) as error:
+        inside = path / "summary.json"
+        hint = f"; did you mean {shown(str(inside))}?" if inside.is_file() else ""
         raise UserError(
             f"{shown(str(path))} is not the summary.json of a `mupax transfer` run "
-            f"({reason(error)})"
+            f"({reason(error)}){hint}"
         ) from None
     config = config | {
         "learning_rate": values["learning_rate"],
