@@ -141,7 +141,7 @@ class Step:
         shapes = (params, self.state, params)
         self._step = jax.jit(step, donate_argnums=(0, 1)).lower(*shapes).compile()
         cost = self._step.cost_analysis()
-        self.moved = cost["bytes accessed"]
+        self.moved, self.flops = cost["bytes accessed"], cost["flops"]
 
     def __call__(self, params, state, grads):
         """Seconds of one step, and what it returns."""
@@ -187,6 +187,7 @@ def main() -> None:
     print(f"infer_scales: {building:.3f} s")
     print(f"state: {ours.bytes} bytes, Optax's {theirs.bytes}")
     print(f"memory moved: {ours.moved:.4g} bytes, Optax's {theirs.moved:.4g}")
+    print(f"operations: {ours.flops:.4g}, Optax's {theirs.flops:.4g}")
 
     columns = times(ours, theirs, params, pairs)
     ratios = sorted(a / b for a, b in zip(*columns, strict=True))
