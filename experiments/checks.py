@@ -43,7 +43,7 @@ def number(
     above: bool = False,
     below: bool = False,
 ) -> Check:
-    """Check for a finite number; `above` and `below` exclude the bounds."""
+    """Check for a number of float32; `above` and `below` exclude the bounds."""
 
     def check(key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -61,6 +61,11 @@ def number(
             elif math.isinf(converted):
                 bounds = "a finite number"
             raise UserError(f"{key}={shown(value)} must be {bounds}")
+        if converted and not 1e-37 <= abs(converted) <= 1e38:
+            raise UserError(
+                f"{key}={shown(value)} is no number of float32; it must be 0, or from "
+                "1e-37 to 1e38"
+            )
         return converted
 
     return check

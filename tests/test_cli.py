@@ -182,6 +182,8 @@ def test_flags_set_options_that_the_config_leaves_out():
             "model.=3",
             "--config.model. is not a key; write e.g. --config.mod",
         ),
+        ("mixup=1e-320", "mixup=1e-320 is no number of float32; it must be 0, or"),
+        ("optimizer.eps=1e39", "eps=1e.39 is no number of float32"),
         ("keep_best=3.5", "--config.keep_best is '3.5'; it must be True or False"),
         ("sweep.base_axes.momentun=3", "no effect on `mupax train`"),
         ("model.out_features=5", "5, but digits gives 10; use other data, or leave"),

@@ -166,7 +166,8 @@ def open_dataset(
         "crop_rounding": crop_rounding,
         "resample": resample,
     }
-    dataset = splits.build(size, operations, crop, pool, mean or (), fitting)
+    fill = _statistic("mean", mean)  # before pixels are read
+    dataset = splits.build(size, operations, crop, pool, fill.tolist(), fitting)
     return _normalized_by(dataset, mean, std)
 
 
@@ -200,23 +201,26 @@ def _normalized_by(
     """A dataset with other statistics, where white is 1."""
     if mean is None and std is None:
         return dataset
-    channels = dataset.input_shape[2]
-    given = []
-    for name, values in (("mean", mean), ("std", std)):
-        try:
-            array = np.asarray(() if values is None else values, np.float32)
-        except (TypeError, ValueError, OverflowError):
-            array = np.empty(0, np.float32)  # raises below
-        low, high = STATISTICS[name]
-        inside = bool(((low <= array) & (array <= high)).all())
-        if array.shape != (channels,) or not inside:
-            raise UserError(
-                f"{name} is {shown(values)}; set both mean and std, each a number "
-                f"from {low:g} to {high:g} for each channel of {dataset.name} "
-                f"({channels})"
-            )
-        given.append(array * np.float32(dataset.white))
-    return dataclasses.replace(dataset, known_statistics=(given[0], given[1]))
+    channels, white = dataset.input_shape[2], np.float32(dataset.white)
+    given = [_statistic(n, v, channels) for n, v in (("mean", mean), ("std", std))]
+    known = (given[0] * white, given[1] * white)
+    return dataclasses.replace(dataset, known_statistics=known)
+
+
+def _statistic(name: str, values: Any, channels: int | None = None) -> np.ndarray:
+    """The mean or std of pixels, one for each channel, where white is 1."""
+    try:
+        array = np.asarray(() if values is None else values, np.float32)
+    except (TypeError, ValueError, OverflowError):
+        array = np.empty(())  # raises below
+    low, high = STATISTICS[name]
+    inside = array.ndim == 1 and bool(((low <= array) & (array <= high)).all())
+    if not inside or channels not in (None, len(array)):
+        raise UserError(
+            f"{name} is {shown(values)}; set both mean and std, each a number from "
+            f"{low:g} to {high:g} for each channel{f' ({channels})' * bool(channels)}"
+        )
+    return array
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:

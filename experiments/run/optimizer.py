@@ -17,7 +17,7 @@ OPTIMIZERS = (
     *("muon", "scion", "soap", "shampoo"),
 )
 
-_DECAY, _SIZE = number(0, 1, below=True), number(0, 1e30)  # of float32
+_DECAY, _SIZE = number(0, 1, below=True), number(0)
 # The hyperparameters of optimizers that a sweep can tune, with their checks.
 RANGES = {
     "momentum": _DECAY,
