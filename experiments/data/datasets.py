@@ -1,5 +1,6 @@
 """Open datasets by name: in memory, prepared by TFDS, text, or noise."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -209,10 +210,9 @@ def _normalized_by(
 
 def _statistic(name: str, values: Any, channels: int | None = None) -> np.ndarray:
     """The mean or std of pixels, one for each channel, where white is 1."""
-    try:
+    array: np.ndarray = np.empty(())  # raises below
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         array = np.asarray(() if values is None else values, np.float32)
-    except (TypeError, ValueError, OverflowError):
-        array = np.empty(())  # raises below
     low, high = STATISTICS[name]
     inside = array.ndim == 1 and bool(((low <= array) & (array <= high)).all())
     if not inside or channels not in (None, len(array)):
