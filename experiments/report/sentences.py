@@ -95,6 +95,17 @@ def moved(transfer: Transfer) -> str:
     return f"{transfer.change_words} ({shift(transfer)} {per})"
 
 
+def at_most(transfer: Transfer) -> str | None:
+    """What the base's value costs at most, where no number of seeds would judge it."""
+    seeds = transfer.verdict is Verdict.SEEDS and not transfer.seeds_needed
+    known = transfer.regret
+    if known is None or math.isinf(known.high):
+        return None
+    if not seeds and transfer.verdict is not Verdict.CLOSE:
+        return None
+    return f"at most {percent(known.high)} of the loss"
+
+
 def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
     """The verdicts on one hyperparameter: "transfers across depth and …".
 
@@ -107,6 +118,8 @@ def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
     for t in sorted(transfers, key=lambda t: t.verdict is not Verdict.TRANSFERS):
         if t.verdict is Verdict.ONE_SIZE:
             clause = f"{was} not swept across"
+        elif (cost := at_most(t)) is not None:
+            clause = f"cost{s} {cost} across"
         elif t.verdict.known is None:
             clause = "cannot be judged across"
         else:
@@ -115,7 +128,8 @@ def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
                 if t.verdict.known
                 else f"{do} not transfer across"
             )
-        why = f" ({t.reason})" if t.reason and t.verdict is not Verdict.ONE_SIZE else ""
+        plain = t.verdict is Verdict.ONE_SIZE or at_most(t) is not None
+        why = f" ({t.reason})" if t.reason and not plain else ""
         clauses.setdefault((clause, why), []).append(t.over)
     return listed(
         [f"{text} {listed(axes)}{why}" for (text, why), axes in clauses.items()]
@@ -256,8 +270,10 @@ def next_steps(data: SweepData) -> list[str]:
     orders: dict[str, list[Transfer]] = {}
     for t in transfers:
         if t.remedy:
-            seeds = t.verdict is Verdict.SEEDS
-            orders.setdefault(t.verdict if seeds else t.remedy, []).append(t)
+            key = t.remedy
+            if t.verdict is Verdict.SEEDS:
+                key = "seeds" if at_most(t) is None else "no number of seeds"
+            orders.setdefault(key, []).append(t)
     steps = []
     for group in orders.values():
         # As many seeds as the most uncertain verdict needs.
@@ -267,7 +283,13 @@ def next_steps(data: SweepData) -> list[str]:
         if most.verdict is Verdict.SEEDS and most.seeds_needed and by_command:
             flag = f"--config.sweep.seeds={most.seeds_needed}"
             order += f": run the command again with {flag}; {kept}"
-        if most.verdict.known is None and most.verdict is not Verdict.CLOSE:
+        costs = {t.regret.high: at_most(t) for t in group if t.regret is not None}
+        if most.verdict is Verdict.SEEDS and costs and all(costs.values()):
+            order = (
+                f"the base's {grids.noun(most.name)} costs "
+                f"{costs[max(costs)]}; a closer answer takes {most.reason}"
+            ).removesuffix(" needed")
+        elif most.verdict.known is None and most.verdict is not Verdict.CLOSE:
             nouns = listed(list(dict.fromkeys(grids.noun(t.name) for t in group)))
             axes = listed(list(dict.fromkeys(t.over for t in group)))
             order = f"to judge the {nouns} across {axes}, {order}"
@@ -426,6 +448,10 @@ def _transferred(data: SweepData) -> str:
     axes = listed(list(dict.fromkeys(failing or unknown)))
     if failing:
         return f"{capital(what)} {not_all} transfer across {axes}:"
+    costs = {t.regret.high: at_most(t) for t in transfers if t.regret is not None}
+    most = costs[max(costs)] if costs else None
+    if unknown and most and all(t.verdict.known or at_most(t) for t in transfers):
+        return f"{capital(what)} cost{'s' if one else ''} {most} across {axes}:"
     if unknown:
         return f"Whether {what} {verb} across {axes} is not certain:"
     if not transfers:
