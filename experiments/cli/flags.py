@@ -379,7 +379,7 @@ def _one_line(error: BaseException) -> str:
         return f"--{found[1]} is {found[2]!r}; it must be a whole number"
     if found := re.match(r"flag --([^=]+)=(.*): could not convert string to", text):
         return f"--{found[1]} is {found[2]!r}; it must be a number"
-    if found := re.match(r"flag --([^=]+)=(.*): \('Non-boolean argument", text):
+    if found := re.match(r"flag --([^=]+)=(.*): \('Non-boolean argument", text, re.S):
         return f"--{found[1]} is {found[2]!r}; it must be True or False"
     if found := re.match(r"flag --([^=]+)=(.*): Failed to parse .* a ConfigDict", text):
         flag, value = found.groups()
