@@ -63,8 +63,8 @@ def number(
             raise UserError(f"{key}={shown(value)} must be {bounds}")
         if converted and not 1e-37 <= abs(converted) <= 1e38:
             raise UserError(
-                f"{key}={shown(value)} is no number of float32; it must be 0, or from "
-                "1e-37 to 1e38"
+                f"{key}={shown(value)} does not fit into float32; it must be 0, or "
+                "from 1e-37 to 1e38"
             )
         return converted
 

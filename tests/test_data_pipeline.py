@@ -495,6 +495,3 @@ def test_a_split_without_labels_is_named_with_the_labelled_ones(tmp_path):
         "made_unlabelled", tmp_path, image_size=8, test_split="val"
     )
     assert opened.test_size == 20
-
-
-# --- Tiny ImageNet.

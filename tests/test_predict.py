@@ -188,7 +188,7 @@ def test_a_decoder_takes_no_images(picture, tmp_path, capsys):
     assert "takes tokens, not images" in capsys.readouterr().err
 
 
-def test_features_are_no_probabilities(picture):
+def test_features_are_no_probabilities(picture, tmp_path):
     sizes = {"width": 8, "depth": 1, "heads": 1, "patch_size": 4}
     model = zoo.create(
         "vit", **sizes, input_shape=(8, 8, 3), out_features=0, rngs=nnx.Rngs(0)
@@ -196,6 +196,9 @@ def test_features_are_no_probabilities(picture):
     zoo.set_data_config(model, dataclasses.replace(CONFIG, labels=None))
     with pytest.raises(UserError, match=r"has no readout.*load_pretrained"):
         predict(model, [str(picture[0])])
+    card = (zoo.save(model, tmp_path / "ours") / "README.md").read_text()
+    assert "image-feature-extraction" in card
+    assert "mupax predict" not in card
 
 
 def clip_tower(folder, **changes):

@@ -15,7 +15,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 from sweep_populations import population, populations, swept
-from test_report import Reader
+from test_report import Reader, trained
 
 from mupax.experiments import cli
 from mupax.experiments.report import (
@@ -200,6 +200,27 @@ def test_headline_table_and_next_steps_say_the_same(shift, noise, seeds):
         assert not re.search(wrong, said), wrong
     every = all(t.verdict.known for t in sentences.featured(data))
     assert ("Use the base's best learning rate" in steps) == every
+
+
+def test_the_cost_of_a_hyperparameter_is_not_said_of_another():
+    shifts = {"depth_mup": 0.0}
+    data = swept(populations(shifts, shapes=FEW, seeds=2, noise=0.5, pair=True))
+    steps = " ".join(sentences.next_steps(data))
+    costs = {t.name: sentences.at_most(t) for t in data.shown if t.axis == "depth"}
+    assert len({*costs.values()} - {None}) == 2
+    for noun in ("learning rate", "branch multiplier"):
+        cost = costs[noun.replace(" ", "_")]
+        assert f"The base's {noun} costs {cost}; a closer answer" in steps
+
+
+def test_a_cost_close_to_the_limit_opens_the_report_of_a_transfer():
+    found = populations({"depth_mup": 0.14}, shapes=FEW, seeds=8, noise=0.005)
+    data = swept(found, trained=trained())
+    (close,) = (t for t in data.shown if t.axis == "depth")
+    assert close.verdict is Verdict.CLOSE
+    cost = f"costs {sentences.at_most(close)} across depth"
+    assert sentences.result(data).startswith(f"The base's learning rate {cost}: with")
+    assert sentences.headline(data).endswith(f"transfers across width and {cost}.")
 
 
 def test_the_advised_number_of_seeds_decides():

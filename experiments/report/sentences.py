@@ -272,7 +272,7 @@ def next_steps(data: SweepData) -> list[str]:
         if t.remedy:
             key = t.remedy
             if t.verdict is Verdict.SEEDS:
-                key = "seeds" if at_most(t) is None else "no number of seeds"
+                key = "seeds" if at_most(t) is None else t.name
             orders.setdefault(key, []).append(t)
     steps = []
     for group in orders.values():
@@ -451,7 +451,8 @@ def _transferred(data: SweepData) -> str:
     costs = {t.regret.high: at_most(t) for t in transfers if t.regret is not None}
     most = costs[max(costs)] if costs else None
     if unknown and most and all(t.verdict.known or at_most(t) for t in transfers):
-        return f"{capital(what)} cost{'s' if one else ''} {most} across {axes}:"
+        of = f"the base's {nouns[0]}" if one else "the base's values"
+        return f"{capital(of)} cost{'s' if one else ''} {most} across {axes}:"
     if unknown:
         return f"Whether {what} {verb} across {axes} is not certain:"
     if not transfers:

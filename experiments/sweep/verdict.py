@@ -2,19 +2,19 @@
 
 The verdict depends on the cost. The value that is best at the base is used at the
 largest size of an axis, and the regret there is the share of the loss that this gives
-up. The hyperparameter *transfers* if the upper 95 % bound of the regret lies below what
-is allowed. It *does not transfer* if the lower 95 % bound lies above it, or if the
+up. The hyperparameter *transfers* if the upper 95 % bound of the regret lies below
+`SHARE`. It *does not transfer* if the lower 95 % bound lies above it, or if the
 largest size diverges at the base's value. In between the sweep cannot tell. Then the
 bounds that more seeds would give, if means and variances stay, say how many seeds
 decide (`Transfer.seeds_needed`). If `MOST_SEEDS` do not, those of a grid of half the
-spacing say whether that helps; if not, the cost is close to what is allowed.
+spacing say whether that helps; if not, the cost is close to `SHARE`.
 
 Nor does it transfer if, at the base's value, seeds of the largest size end no better
 than guessing, which they do at another value: such a network is dead. Its loss is that
 of chance whatever the others reach, so a mean over seeds and its interval, which take
 the losses to be normal, say little.
 
-Allowed is 1 % of the loss (`SHARE`), whatever the loss and however much seeds differ.
+`SHARE` is 1 % of the loss, whatever the loss and however much seeds differ.
 With the compute exponent 0.05 of language models (Kaplan et al., arXiv 2001.08361,
 eq. 1.3) about 20 % more compute buys 1 % of the loss (1.01^20 = 1.22). Retuning costs
 at least one more training of the large model, which is 100 % more compute.

@@ -84,7 +84,7 @@ def card(
     *,
     parameters: int,
     parametrization: optim.Parametrization,
-    reads_tokens: bool,
+    task: str,
     data: DataConfig | None,
     notes: str,
     training: Training | None,
@@ -98,14 +98,15 @@ def card(
       name: of the model in the zoo.
       parameters: number of parameters and other saved values.
       parametrization: of the model.
-      reads_tokens: whether it is a language model.
+      task: as the hub names it: "text-generation", "image-classification" or
+        "image-feature-extraction".
       data: its preprocessing, if known.
       notes: free text.
       training: how its weights were trained, if known.
     """
     training = training or Training()
     parts = [
-        "---\nlibrary_name: mupax\ntags: [jax, flax, mup]\n---",
+        f"---\nlibrary_name: mupax\npipeline_tag: {task}\ntags: [jax, flax, mup]\n---",
         f"# {name}",
         f"A model of mupax with {parameters:,} values, under {parametrization.name} "
         f"({parametrization.citation}).",
@@ -116,10 +117,10 @@ model = zoo.load_pretrained({name!r}, "path/to/this/directory")
 model.eval()  # to predict
 ```""",
     ]
-    if reads_tokens:
+    if task == "text-generation":
         use = 'mupax generate --model path/to/this/directory --prompt "..."'
         parts.append(f"```sh\n{use}\n```")
-    elif data is not None and data.projection is None:
+    elif data is not None and task == "image-classification":
         use = "mupax predict --model path/to/this/directory image.jpg"
         parts.append(f"```sh\n{use}\n```")
     known = bool(training.dataset or training.source)

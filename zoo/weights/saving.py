@@ -116,7 +116,7 @@ def save(
             name,
             parameters=sum(math.prod(v.shape) for _, v in _variables(model)[1]),
             parametrization=plan_of(model).parametrization,
-            reads_tokens=reads_tokens(name),
+            task=_task(model, name),
             data=known_data_config(model),
             notes=notes,
             training=training,
@@ -481,6 +481,17 @@ def model_classes(model: nnx.Module) -> int | None:
     """Number of classes of a model's readout; None without a readout of classes."""
     axes = dict(plan_of(model).axes)
     return axes["classes"].size if "classes" in axes else None
+
+
+def _task(model: nnx.Module, name: str) -> str:
+    """What a model is for, as the hub names it."""
+    if reads_tokens(name):
+        return "text-generation"
+    data = known_data_config(model)
+    embeds = data is not None and data.projection is not None
+    if embeds or not model_classes(model):
+        return "image-feature-extraction"
+    return "image-classification"
 
 
 def plan_of(model: nnx.Module) -> Plan:
