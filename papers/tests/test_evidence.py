@@ -137,7 +137,7 @@ def test_the_rate_of_keys_and_values_as_docs_howto_architectures_says():
     assert two / one - 1 == pytest.approx(0.012, abs=0.001)
 
 
-@pytest.mark.parametrize("bench", [tuned_sp, branch_alpha])
+@pytest.mark.parametrize("bench", [tuned_sp, branch_alpha, drift])
 def test_the_page_of_results_holds_what_the_table_says(bench):
     page = bench.PAGE.read_text()
     body = page.partition(bench.BEGIN)[2].partition(bench.END)[0]
