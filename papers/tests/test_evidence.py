@@ -9,6 +9,7 @@ import scipy.stats
 
 from benchmarks import (
     branch_alpha,
+    drift,
     grouped_queries,
     joint,
     optimizers_transfer,
