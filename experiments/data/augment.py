@@ -83,15 +83,16 @@ def _affine(
     d: float,
     e: float,
     fill: int,
-    **shift: float,
+    dx: float = 0.0,
+    dy: float = 0.0,
 ) -> Image.Image:
-    """Map (a b; d e) of points of the result to the image, about its centre.
+    """Transform an image about its centre, then move it by dx and dy pixels.
 
-    `shift` moves the result by dx and dy pixels.
+    (a b; d e) maps points of the result to points of the image.
     """
     x, y = image.width / 2, image.height / 2
-    dx, dy = x + shift.get("dx", 0.0), y + shift.get("dy", 0.0)
-    source = a, b, x - a * dx - b * dy, d, e, y - d * dx - e * dy
+    to_x, to_y = x + dx, y + dy
+    source = a, b, x - a * to_x - b * to_y, d, e, y - d * to_x - e * to_y
     return image.transform(
         image.size,
         Image.Transform.AFFINE,
