@@ -19,11 +19,11 @@ from .data import Axis, SweepData, Trained, finite, least
 GUIDE = (
     "The cost is the share of the loss that the largest model gives up at the base's "
     "best value, with a 90 % interval (losses are compared seed by seed). A "
-    "hyperparameter transfers if the upper end of the interval is below "
-    f"{percent(SHARE)}. It does not transfer if the lower end is above it, and the best "
-    "value surely moves or costs surely less at the base; nor if the largest model "
-    "diverges there, or learns nothing with some seed. Otherwise the runs cannot tell. "
-    "An octave is a factor of two."
+    f"hyperparameter transfers if the upper end is below {percent(SHARE)}. It does not "
+    "transfer if the lower end is above it, and the best value surely moves or costs "
+    "surely less at the base; nor if the largest model diverges there, or learns "
+    "nothing with some seed. Otherwise the runs cannot tell. An octave is a factor of "
+    "two."
 )
 MANY = 3  # the headline counts the hyperparameters if there are more
 _MARKS = {True: "✓", False: "✗", None: "?"}
