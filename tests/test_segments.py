@@ -82,6 +82,8 @@ def test_each_segment_starts_at_its_own_size():
     np.testing.assert_allclose(ratio[5:], 0.5 / of_whole, rtol=1e-5)
     traced = jax.jit(lambda p: optim.rescale_init(p, scales, base=drawn(8, key=1)))
     np.testing.assert_allclose(traced(params)["w"], new["w"], rtol=1e-5)
+    again = optim.rescale_init(new, scales, base=base)
+    np.testing.assert_array_equal(again["w"], new["w"])
 
 
 def test_a_part_with_another_initializer_is_measured():

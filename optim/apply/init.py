@@ -30,10 +30,11 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
 
     The initial sizes of both models are measured, and every parameter of the target
     gets the base's size times the parametrization's ratio. So any initializers will
-    do, and parameters that follow the parametrization already, e.g. because this was
-    applied before, change by no more than the sampling error of their size. Under
-    `jax.jit` or `jax.vmap` values are unknown; the factors are then computed there, and
-    nothing is checked.
+    do, and a parameter that follows the parametrization already stays as it is, e.g.
+    after an earlier call. Only for copies of parameters with few entries, e.g. a readout
+    of one output from a checkpoint, the sizes may not tell that; they are then rescaled
+    again. Under `jax.jit` or `jax.vmap` values are unknown; the factors are then
+    computed there, and nothing is checked.
 
     Args:
       params: parameters of the target, as its framework initialized them. Leaves that
@@ -89,7 +90,9 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
             given[path] if part is scale else part.place.of(given[path]),
             rule=multipliers(part, point).init_std,
             # A framework draws a fused parameter as a whole.
-            assumed=multipliers(scale, named("sp")).init_std,
+            assumed=multipliers(
+                *((part, point) if given[path] in rescaled else (scale, named("sp")))
+            ).init_std,
         )
         for path, scale in scales.items()
         if path in given
@@ -166,7 +169,8 @@ class _Leaf:
       scale: its scale.
       array: its values.
       rule: the ratio under the parametrization.
-      assumed: the ratio that the initializers are assumed to give.
+      assumed: the ratio that is likeliest before measuring: that of usual initializers,
+        or for what this function returned, the rule's.
     """
 
     scale: ParamScale
@@ -298,11 +302,13 @@ def _factors(leaves: Mapping[str, _Leaf], base: Mapping[str, Any]) -> dict[str, 
 
 
 def _ratio(leaf: _Leaf, small: Size, large: Size, np: Any) -> Any:
-    """The ratio of both sizes, or the assumed one if chance explains the difference."""
+    """The ratio of both sizes; exact if it agrees with the assumed one or the rule's."""
     ratio, known = large.rms / small.rms, (small.error**2 + large.error**2) ** 0.5
-    off = np.abs(np.log(ratio / leaf.assumed))
-    # Exact if the initializer agrees with the assumption.
-    return np.where(off <= np.maximum(_SURE * known, _MARGIN), leaf.assumed, ratio)
+    for likely in (leaf.rule, leaf.assumed):
+        chance = abs(np.log(large.rms / small.rms / likely))
+        fits = chance <= np.maximum(_SURE * known, _MARGIN)
+        ratio = np.where(fits, likely, ratio)
+    return ratio
 
 
 def _check_measured(path: str, small: Size, large: Size) -> None:
