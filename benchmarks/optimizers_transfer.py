@@ -76,7 +76,6 @@ class Model:
     base: tuple[int, int]  # width, depth
     loss: Callable[..., jax.Array]
     decays: bool
-    shift: int = 0  # octaves to add to the rates of `OPTIMIZERS`
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -220,16 +219,16 @@ def measure(
     print(model, name, size, len(pairs), "runs", flush=True)
 
 
-def octaves(model: str, name: str) -> list[float]:
+def octaves(name: str) -> list[float]:
     """The rates of an optimizer at the base, as powers of two."""
-    return [float(rate + MODELS[model].shift) for rate in OPTIMIZERS[name][1]]
+    return [float(rate) for rate in OPTIMIZERS[name][1]]
 
 
 def grid(model: str, name: str) -> list[float]:
     """Nine half octaves around the base's best rate."""
     wide = losses(model, name, MODELS[model].base)
     best = min(
-        octaves(model, name),
+        octaves(name),
         key=lambda rate: np.nan_to_num(wide[rate].mean(), nan=np.inf),
     )
     return [best + i / 2 for i in range(-4, 5)]
@@ -300,7 +299,7 @@ def main() -> None:
     data = jnp.frombuffer(text, jnp.uint8)
     for name in given.optimizers.split(","):
         model, base = given.model, MODELS[given.model].base
-        measure(model, name, base, octaves(model, name), data)
+        measure(model, name, base, octaves(name), data)
         for size in MODELS[model].sizes:
             measure(model, name, size, grid(model, name), data)
 

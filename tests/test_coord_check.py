@@ -519,7 +519,7 @@ def test_a_slope_between_zero_and_a_half_is_not_ok_and_not_wrong():
     assert "1 (up to +0.20) surely between ±0.15 and ±0.25" in repr(between)
 
 
-def test_a_slope_that_fades_with_size_is_unclear_and_says_so():
+def test_a_slope_that_fades_with_size_is_unclear():
     sizes = (4, 8, 16)
     change = (1 - 1.2 / np.array(sizes)) * np.ones((3, 1, 1)).T  # towards a limit
     change = np.moveaxis(change, -1, 0) * np.exp(0.001 * np.arange(4))
@@ -528,8 +528,14 @@ def test_a_slope_that_fades_with_size_is_unclear_and_says_so():
     assert check.verdict == "unclear"
 
 
-def test_one_seed_tells_no_error():
-    assert synthetic(1.0, 0.001, seeds=1).verdict == "unclear"
+@pytest.mark.parametrize("axis", ["width", "depth"])
+@pytest.mark.parametrize("slope", [0.0, 0.3, 1.0])
+def test_one_seed_tells_no_error(axis, slope):
+    sizes = (32, 64, 128)
+    change = np.array(sizes)[:, None, None] ** np.full((1, 2, 1), slope)
+    found = optim.CoordCheck({axis: sizes}, {axis: {"stream": change}})
+    assert found.verdict == "unclear"
+    assert "of unknown error: use more than one seed" in str(found)
 
 
 def test_steps_before_anything_moves_are_left_out():

@@ -98,9 +98,8 @@ def hints(check: Any) -> list[str]:
 
     Returns:
       Sentences, the most specific first. Causes are named for slopes that are wrong
-      only; for unclear slopes, what was measured: initial sizes of readouts, large
-      steps, and slopes that fade. Tables whose initial size depends on width are always
-      named.
+      only; for unclear slopes, what was measured: initial sizes of readouts, and large
+      steps. Tables whose initial size depends on width are always named.
     """
     found = (hint for axis in check.changes for hint in _of_axis(check, axis))
     return list(dict.fromkeys(found))

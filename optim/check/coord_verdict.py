@@ -258,10 +258,12 @@ class CoordCheck:
             step = self.fits[axis][layer].worst
             size, half = abs(step.slope), step.half_width(_INTERVAL)
             reason = "too uncertain: use more seeds or larger sizes"
-            if size > self.tolerance and self._is_finite_depth(axis, layer):
+            if math.isinf(half):
+                reason = "of unknown error: use more than one seed"
+            elif size > self.tolerance and self._is_finite_depth(axis, layer):
                 reason = (
                     "below what a mistake in depth gives: use smaller branch "
-                    "multipliers or larger depths"
+                    "multipliers or larger depths, and more seeds if errors are large"
                 )
             elif self.tolerance < size - half and size + half <= edge:
                 reason = (
