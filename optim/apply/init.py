@@ -31,10 +31,10 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
     The initial sizes of both models are measured, and every parameter of the target
     gets the base's size times the parametrization's ratio. So any initializers will
     do, and a parameter that follows the parametrization already stays as it is, e.g.
-    after an earlier call. Only for copies of parameters with few entries, e.g. a readout
-    of one output from a checkpoint, the sizes may not tell that; they are then rescaled
-    again. Under `jax.jit` or `jax.vmap` values are unknown; the factors are then
-    computed there, and nothing is checked.
+    after an earlier call. Copies of parameters with few entries, e.g. a readout of one
+    output from a checkpoint, are an exception: their sizes may not tell this, and they
+    may be rescaled again. Under `jax.jit` or `jax.vmap` values are unknown; the factors
+    are then computed there, and nothing is checked.
 
     Args:
       params: parameters of the target, as its framework initialized them. Leaves that
@@ -302,7 +302,7 @@ def _factors(leaves: Mapping[str, _Leaf], base: Mapping[str, Any]) -> dict[str, 
 
 
 def _ratio(leaf: _Leaf, small: Size, large: Size, np: Any) -> Any:
-    """The ratio of both sizes; exact if it agrees with the assumed one or the rule's."""
+    """The ratio of both sizes; exact if it agrees with the assumed or the rule's."""
     ratio, known = large.rms / small.rms, (small.error**2 + large.error**2) ** 0.5
     for likely in (leaf.rule, leaf.assumed):
         chance = abs(np.log(large.rms / small.rms / likely))
