@@ -130,6 +130,10 @@ WRONG = {
         (normalize(), ADAM, TRUST, scale(), RATE),
         ("pass family='relative'",),
     ),
+    "an accumulator larger than gradients": (
+        (optax.scale_by_rss(), scale(), RATE),
+        ("initial accumulator is larger", "put optim.normalize_gradients(scales)"),
+    ),
     "momentum as adam": ((optax.trace(0.9), scale(), RATE), ("pass family='sgd'",)),
     "NovoGrad as adam": (
         (optax.scale_by_novograd(), scale(), RATE),
@@ -379,6 +383,22 @@ def test_right_chains_are_not_refused_and_are_optaxs(case):
     assert texts[0] == texts[1]
     if case != "ascent on a scaled loss":
         assert optim.check_chain(theirs, SCALES).hints == ()
+
+
+def test_a_mask_by_the_number_of_axes_decays_stacked_norms():
+    def stacked(n):
+        blocks = {"w": jnp.ones((3, n, n)), "gain": jnp.ones((3, n))}
+        return {"blocks": blocks, "bias": jnp.ones(n)}
+
+    axes = {"w$": "layers: i -> o", "gain": "layers: -> d", "bias": "d"}
+    scales = optim.infer_scales(stacked(8), stacked(32), axes=axes)
+    kernels = optax.add_decayed_weights(
+        0.1, lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
+    )
+    scaling = optim.scale_by_parametrization(scales)
+    tx = optim.chain(optim.normalize_gradients(scales), ADAM, scaling, kernels, RATE)
+    with pytest.warns(optim.ChainWarning, match="'blocks/gain'.*norm scale in each"):
+        tx.init(stacked(32))
 
 
 def test_a_chain_adds_no_state_and_compiles_once():

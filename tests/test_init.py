@@ -169,7 +169,8 @@ def test_readouts_of_few_outputs_are_rescaled_once(widths, outputs, tells):
     for _ in range(200):
         base, target = map(model, widths)
         out = optim.rescale_init(target, scales, base=base)["out"]
-    np.testing.assert_allclose(out, target["out"] * (widths[0] / widths[1]) ** 0.5)
+        ratio = (widths[0] / widths[1]) ** 0.5
+        np.testing.assert_allclose(out, target["out"] * ratio)
     if tells:  # fewer entries do not tell one size from the other
         again = {**target, "out": np.array(out)}
         twice = optim.rescale_init(again, scales, base=base)["out"]
@@ -178,6 +179,17 @@ def test_readouts_of_few_outputs_are_rescaled_once(widths, outputs, tells):
     once = optim.rescale_init(jax.tree.map(jnp.asarray, target), scales, base=base)
     twice = optim.rescale_init(once, scales, base=base)
     assert twice["out"] is once["out"]
+
+
+def test_the_size_of_a_few_entries_is_uncertain_even_if_they_are_alike():
+    def model(width, size):
+        head = np.resize([size, -size], (width, 1)).astype(np.float32)
+        return {"in": np.ones((8, width), np.float32), "out": head}
+
+    base, target = model(4, 1.0), model(16, 0.4)  # usual initializers: 0.5
+    scales = optim.infer_scales(base, target, axes={".": "i -> o"})
+    out = optim.rescale_init(target, scales, base=base)["out"]
+    np.testing.assert_allclose(out, 0.5 * target["out"])
 
 
 def test_models_of_the_zoo_are_initialized_already():

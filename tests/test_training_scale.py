@@ -345,6 +345,9 @@ def test_the_exponent_of_length_is_that_of_learning_rates_and_not_of_decay(
         assert row.learning_rate == pytest.approx(batch * 16.0**-power)
         assert row.eps == pytest.approx(optim.explain(half, optimizer).rows[path].eps)
         assert row.learning_rate * row.weight_decay == pytest.approx(4 / 16)
+    standard = optim.explain(scales.for_parametrization("sp"), optimizer)
+    for row in standard.rows.values():
+        assert row.learning_rate == pytest.approx(batch * 16.0**-power)
     assert f"κ_D^-{power}" in str(table)
     assert "length_exponent=0.32 is yours" in str(table)
     assert "κ_D^" not in str(optim.explain(half, optimizer))

@@ -15,7 +15,7 @@ import numpy as np
 from ..apply.transforms import resolve
 from ..rules.multipliers import Family, Multipliers, multipliers
 from ..scales.probe import Kind, Mode
-from ..scales.table import Scales
+from ..scales.table import Scales, stacked_vectors
 from .probing import Condition, Probe, Run, rms
 
 # Sizes of the base's gradients. Adam's eps does not matter at the first, clipping
@@ -107,7 +107,8 @@ def judge(
         acts = {kind: acted.of(kind, path) for kind in Kind}
         rows.append(_Parameter(path, runs, acts, probe, rules[path], scales, alike))
     descends = any(row.ascent < 0 for row in rows)
-    return {row.path: row.checked(descends) for row in rows}
+    spared = any(not row.decays for row in rows)
+    return {row.path: row.checked(descends, spared) for row in rows}
 
 
 class _Parameter:
@@ -208,8 +209,13 @@ class _Parameter:
 
     # --- judgements ---
 
-    def checked(self, descends: bool) -> Checked:
-        """The result; `descends` if the update of any parameter lowers the loss."""
+    def checked(self, descends: bool, spared: bool) -> Checked:
+        """The result.
+
+        Args:
+          descends: whether the update of any parameter lowers the loss.
+          spared: whether any parameter does not decay.
+        """
         both = [self.update(which, _LARGE) for which in Mode]
         if descends and self.passes_through():
             return Checked(
@@ -224,7 +230,7 @@ class _Parameter:
             return Checked(hint="the update is not finite, and cannot be checked")
         factor = self.factor()
         problem = next(filter(None, self.problems(factor)), "")
-        hint = "" if problem else next(filter(None, self.hints()), "")
+        hint = "" if problem else next(filter(None, self.hints(spared)), "")
         return Checked(factor, self.rate, problem, hint)
 
     def problems(self, factor: float | None) -> Iterator[str]:
@@ -245,7 +251,7 @@ class _Parameter:
                 "this chain in an optax.chain"
             )
 
-    def hints(self) -> Iterator[str]:
+    def hints(self, spared: bool) -> Iterator[str]:
         own = not self.alone() or self.degree(_LARGE) < -0.5
         if own or np.any(self.noise):
             yield (
@@ -254,6 +260,13 @@ class _Parameter:
                 "rule is known for it: tune it again at the target, or leave it out"
             )
         yield self.normalization()[0]
+        if self.path in stacked_vectors(self.scales) and self.decays and spared:
+            yield (
+                f"the weight decay of {self.path!r}, of shape "
+                f"{self.scales[self.path].shape}, acts on a bias or norm scale in each "
+                "layer of a stack, as the mask x.ndim >= 2 does; choose kernels by "
+                "their names, or use optim.adamw with mask='matrices'"
+            )
         bounded = self.has_degree(1, _SMALL) and abs(self.degree(_LARGE) - 1) > 0.03
         if (bounded and not self.acted[Kind.NORMALIZING]) or self.is_clipped_alone():
             yield (
@@ -358,6 +371,13 @@ class _Parameter:
             )
         if scaling.scales.get(self.path) != scale:
             return "tx was made from other scales: make it from those of this check"
+        base, target = (self.size(which, _LARGE) for which in Mode)
+        if base and self.independent() and _near(target / base, self.rate):
+            return (
+                "its eps or initial accumulator is larger than gradients of 0.001, so "
+                "the update is proportional to the gradient: put optim."
+                "normalize_gradients(scales) before it"
+            )
         applied = scaling.factors[self.path]
         wanted = self.rate * applied / factor
         fits = [
