@@ -60,7 +60,7 @@ def scales() -> optim.Scales:
 
 
 def coord() -> CoordCheck:
-    change = np.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)
+    change = np.array([[1.0, 1.1], [2.0, 2.1], [4.0, 4.3]])[:, None]  # of two seeds
     return CoordCheck({"width": (64, 128, 256)}, {"width": {"readout": change}})
 
 

@@ -374,7 +374,7 @@ def test_weights_of_eight_bits_are_named(tmp_path):
     text = json.dumps(header).encode()
     path = tmp_path / "weights.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
-    with pytest.raises(ValueError, match=r"float8.* quantized"):
+    with pytest.raises(ValueError, match=r"fp8.* quantized"):
         foreign.read(path)
 
 

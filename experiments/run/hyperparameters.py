@@ -200,7 +200,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         check_form(values.get("learning_rate"), float, "learning_rate")
     except (OSError, ValueError) as error:
         inside = path / "summary.json"
-        hint = f"; did you mean {shown(str(inside))}?" if inside.is_file() else ""
+        hint = f"; did you mean {str(inside)!r}?" if inside.is_file() else ""
         raise UserError(
             f"{shown(str(path))} is not the summary.json of a `mupax transfer` run "
             f"({reason(error)}){hint}"

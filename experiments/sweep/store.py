@@ -115,7 +115,7 @@ def _lines(path: pathlib.Path) -> list[bytes]:
     """The lines of a file that are not empty, without one that is being written."""
     try:
         lines = read_bytes(path, io.LARGEST).splitlines(keepends=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, ValueError) as error:
         raise UserError(
