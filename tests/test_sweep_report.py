@@ -170,7 +170,9 @@ def test_headline_table_and_next_steps_say_the_same(shift, noise, seeds):
         assert t.words in printed
         one = sentences.phrase([t])
         cost = sentences.at_most(t)
-        told = f"costs {cost}" if cost else verb or "cannot be judged"
+        told = (
+            f"can be kept at a cost of {cost}" if cost else verb or "cannot be judged"
+        )
         assert one.startswith(f"{told} across {t.axis}")
         for text in (headline, one):
             assert cost in text if cost else t.reason in text
@@ -210,7 +212,7 @@ def test_the_cost_of_a_hyperparameter_is_not_said_of_another():
     assert len({*costs.values()} - {None}) == 2
     for noun in ("learning rate", "branch multiplier"):
         cost = costs[noun.replace(" ", "_")]
-        assert f"The base's {noun} costs {cost}; a closer answer" in steps
+        assert f"Keeping the base's {noun} costs {cost}; a closer answer" in steps
 
 
 def test_a_cost_close_to_the_limit_opens_the_report_of_a_transfer():
@@ -218,8 +220,8 @@ def test_a_cost_close_to_the_limit_opens_the_report_of_a_transfer():
     data = swept(found, trained=trained())
     (close,) = (t for t in data.shown if t.axis == "depth")
     assert close.verdict is Verdict.CLOSE
-    cost = f"costs {sentences.at_most(close)} across depth"
-    assert sentences.result(data).startswith(f"The base's learning rate {cost}: with")
+    cost = f"can be kept at a cost of {sentences.at_most(close)} across depth"
+    assert sentences.result(data).startswith(f"The learning rate {cost}: with")
     assert sentences.headline(data).endswith(f"transfers across width and {cost}.")
 
 

@@ -121,7 +121,7 @@ def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
         if t.verdict is Verdict.ONE_SIZE:
             clause = f"{was} not swept across"
         elif (cost := at_most(t)) is not None:
-            clause = f"cost{s} {cost} across"
+            clause = f"can be kept at a cost of {cost} across"
         elif t.verdict.known is None:
             clause = "cannot be judged across"
         else:
@@ -288,7 +288,7 @@ def next_steps(data: SweepData) -> list[str]:
         costs = {t.regret.high: at_most(t) for t in group if t.regret is not None}
         if most.verdict is Verdict.SEEDS and costs and all(costs.values()):
             order = (
-                f"the base's {grids.noun(most.name)} costs "
+                f"keeping the base's {grids.noun(most.name)} costs "
                 f"{costs[max(costs)]}; a closer answer takes {most.reason}"
             ).removesuffix(" needed")
         elif most.verdict.known is None and most.verdict is not Verdict.CLOSE:
@@ -453,8 +453,7 @@ def _transferred(data: SweepData) -> str:
     costs = {t.regret.high: at_most(t) for t in transfers if t.regret is not None}
     most = costs[max(costs)] if costs else None
     if unknown and most and all(t.verdict.known or at_most(t) for t in transfers):
-        of = f"the base's {nouns[0]}" if one else "the base's values"
-        return f"{capital(of)} cost{'s' if one else ''} {most} across {axes}:"
+        return f"{capital(what)} can be kept at a cost of {most} across {axes}:"
     if unknown:
         return f"Whether {what} {verb} across {axes} is not certain:"
     if not transfers:
