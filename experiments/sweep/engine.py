@@ -103,7 +103,7 @@ def prepare(
             if ahead and chunks.cramped:
                 chunks = Chunks(task, training, limits, len(missing), rows)
             stored.update(train_points(chunks, missing, store, since, on_runs))
-        return _population(task, stored, task.chance(data))
+        return _population(task, stored)
 
     return train
 
@@ -287,16 +287,16 @@ def _records(
     table = np.stack([final, *curves], axis=-1)
     return {
         (seed, at): Record(
-            [None if math.isnan(x) else x for x in table[row, column].tolist()], seconds
+            [None if math.isnan(x) else x for x in table[row, column].tolist()],
+            seconds,
+            guess,
         )
         for row, seed in enumerate(chunks.seeds)
         for column, at in enumerate(points)
     }
 
 
-def _population(
-    task: Task, stored: Mapping[Run, Record], guess: float | None
-) -> Population:
+def _population(task: Task, stored: Mapping[Run, Record]) -> Population:
     points = list(itertools.product(*task.grid.values()))
     runs = [[stored[seed, at] for at in points] for seed in range(task.seeds)]
     # None turns into NaN.
@@ -312,5 +312,5 @@ def _population(
         table[..., 0],
         table[..., 1:],
         math.fsum(run.seconds for row in runs for run in row),
-        guess,
+        runs[0][0].guess,
     )

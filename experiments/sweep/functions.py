@@ -166,9 +166,6 @@ class FunctionTask(Task):
         first = {name: jnp.float32(values[0]) for name, values in self.grid.items()}
         return Point(first)
 
-    def chance(self, data: Any) -> float | None:
-        return self.guess
-
     def training(self, data: Any) -> Training:
         takes_key = "key" in inspect.signature(self.loss).parameters
 

@@ -20,6 +20,7 @@ class Record(NamedTuple):
 
     losses: list[float | None]  # the final loss, then the curve; None: diverged
     seconds: float = 0.0  # its share of the wall time, compilation included
+    guess: float | None = None  # chance-level loss, where it is known
 
 
 class Store:
@@ -56,7 +57,8 @@ class Store:
             else:
                 at = tuple(map(float, record["at"]))
                 seconds = float(record.get("seconds", 0.0))
-                runs[record["seed"], at] = Record(record["losses"], seconds)
+                guess = record.get("guess")
+                runs[record["seed"], at] = Record(record["losses"], seconds, guess)
         if damaged:
             logging.warning(
                 "%s has damaged lines, which are ignored (%s). A run without a whole "
@@ -131,7 +133,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     at, losses, seed = fields
     fits = isinstance(at, list) and isinstance(losses, list) and type(seed) is int
     if fits and isinstance(record.get("key"), str):
-        known = [loss for loss in losses if loss is not None]
+        known = [loss for loss in (*losses, record.get("guess")) if loss is not None]
         numbers = [record.get("seconds", 0.0), *at, *known]
         # Losses may be infinite.
         if all(isinstance(n, float) or is_finite(n) for n in numbers):

@@ -64,10 +64,6 @@ class Task(abc.ABC):
     def training(self, data: Any) -> "Training":
         """The functions that are compiled, and the examples."""
 
-    def chance(self, data: Any) -> float | None:
-        """Chance-level loss; None if it is not known."""
-        return None
-
     def bound(self, data: Any) -> "Task":
         """The same task, completed by the data that its key needs."""
         return self
@@ -171,9 +167,6 @@ class ZooTask(Task):
             return datasets.from_memory(data)
         return data if data is not None else open_dataset(self.config)
 
-    def chance(self, data: Any = None) -> float:
-        return math.log(self.dataset(data).out_features)
-
     def training(self, data: Any = None) -> Training:
         """The functions that are compiled, and the examples.
 
@@ -208,7 +201,7 @@ class ZooTask(Task):
             rows = orders(dataset.train_size, config.batch_size, drawn, config.steps)
             return keys, rows, _whole(dataset)
 
-        return Training(init, step, feed, self.chance(dataset))
+        return Training(init, step, feed, math.log(dataset.out_features))
 
 
 @functools.lru_cache(maxsize=2)
