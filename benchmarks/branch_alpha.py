@@ -25,10 +25,11 @@ from mupax.configs import gpt_sweep, vit_sweep
 from mupax.experiments.sweep import command
 from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.verdict import Transfer, transfer
+from papers import pages
 
 FOLDER = pathlib.Path(__file__).parent
 TABLE, PAGE = FOLDER / "branch_alpha.csv", FOLDER / "results.md"
-BEGIN, END = "<!-- begin: python -m benchmarks.branch_alpha -->", "<!-- end -->"
+COMMAND = "python -m benchmarks.branch_alpha"
 ALPHAS = (0.5, 0.625, 0.75, 0.875, 1.0)
 BASE = 2  # blocks
 DEPTHS = {"gpt": (4, 8, 16), "vit": (4, 8)}  # beside the base, in this order
@@ -156,9 +157,7 @@ def main() -> None:
     if given.model:
         folder = pathlib.Path(given.workdir, given.model)
         train(given.model, folder, given.dataset, given.data_dir)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{page()}\n{END}{after}")
+    PAGE.write_text(pages.replaced(PAGE, {"": page()}, COMMAND))
 
 
 if __name__ == "__main__":

@@ -31,10 +31,11 @@ from mupax.experiments.data.datasets import open_dataset
 from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.tasks import orders
 from mupax.experiments.sweep.verdict import Transfer, transfer
+from papers import pages
 
 FOLDER = pathlib.Path(__file__).parent
 TABLE, PAGE = FOLDER / "drift.csv", FOLDER / "results.md"
-BEGIN, END = "<!-- begin: python -m benchmarks.drift -->", "<!-- end -->"
+COMMAND = "python -m benchmarks.drift"
 COLUMNS = ("schedule", "width", "depth", "log2_lr", "losses")
 SCHEDULES, WIDTHS, DEPTHS = ("constant", "cosine"), (32, 64, 128), (8, 32)
 LOWEST = {32: -9.5, 64: -8.5, 128: -8.5}  # up to 2^-5.5, in half octaves
@@ -175,9 +176,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.what:
         train(given.data_dir)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{page()}\n\n{END}{after}")
+    PAGE.write_text(pages.replaced(PAGE, {"": page()}, COMMAND))
 
 
 if __name__ == "__main__":

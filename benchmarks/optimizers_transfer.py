@@ -14,16 +14,14 @@ batches. At the base, the learning rates are powers of two; at every size, 9 hal
 octaves around the base's best. Runs are appended to
 `benchmarks/optimizers_transfer.csv`, and those that are there are not repeated.
 `--table` prints the table of `docs/howto/parametrization.md`: for each model, optimizer
-and dimension, by how many octaves the optimum moves a doubling (a parabola through the
-losses of each seed; mean and standard error over seeds), and what the base's learning
-rate costs at the largest size, relative to the best of the grid there.
+and dimension, by how many octaves the optimum moves a doubling, and what the base's
+learning rate costs at the largest size, as in `mupax sweep`, with 90 % intervals.
 """
 
 import argparse
 import csv
 import dataclasses
 import functools
-import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,9 +33,12 @@ import optax
 from flax import nnx
 
 from mupax import optim, zoo
+from mupax.experiments.sweep.results import Cell
+from mupax.experiments.sweep.verdict import transfer
 
 TABLE = pathlib.Path(__file__).with_suffix(".csv")
 COLUMNS = ("model", "optimizer", "width", "depth", "seed", "log2_rate", "loss")
+AXES = ("width", "depth")
 SEEDS, STEPS, WARMUP, OUTPUTS = 4, 150, 15, 4
 AVERAGED = 30  # the loss is that of the last steps
 
@@ -234,50 +235,35 @@ def grid(model: str, name: str) -> list[float]:
     return [best + i / 2 for i in range(-4, 5)]
 
 
-def optimum(rates: list[float], found: np.ndarray) -> float:
-    """log2 of the best rate of one seed: a parabola through five points."""
-    values = np.log(np.nan_to_num(found, nan=np.inf))
-    best = int(np.clip(values.argmin(), 2, len(rates) - 3))
-    around = slice(best - 2, best + 3)
-    if not np.isfinite(values[around]).all():
-        return rates[int(values.argmin())]
-    curve = np.polyfit(rates[around], values[around], 2)
-    if curve[0] <= 0:
-        return rates[int(values.argmin())]
-    return float(np.clip(-curve[1] / (2 * curve[0]), rates[0], rates[-1]))
-
-
-def summary(model: str, name: str, axis: int) -> str | None:
-    """The shift a doubling and the cost along width (0) or depth (1)."""
-    base = MODELS[model].base
-    sizes = [size for size in MODELS[model].sizes if size[1 - axis] == base[1 - axis]]
-    if not losses(model, name, base):
-        return None
-    rates = grid(model, name)
-    tables = []
-    for size in sizes:
+def summary(model: str, name: str, axis: str) -> str:
+    """The shift a doubling along an axis, and the cost; "" where runs are missing."""
+    width, depth = MODELS[model].base
+    kept = [
+        size
+        for size in MODELS[model].sizes
+        if (size[1] == depth if axis == "width" else size[0] == width)
+    ]
+    if not losses(model, name, (width, depth)):
+        return ""
+    rates, cells = grid(model, name), []
+    for size in kept:
         found = losses(model, name, size)
         if not all(rate in found for rate in rates):
-            return None
-        tables.append(np.stack([found[rate] for rate in rates]))
-    optima = np.array([[optimum(rates, t[:, s]) for t in tables] for s in range(SEEDS)])
-    doublings = np.log2([size[axis] / base[axis] for size in sizes])
-    slopes = np.polyfit(doublings, optima.T, 1)[0]
-    middle = np.array(tables[-1]).mean(1)
-    at_base = rates[int(np.nan_to_num(tables[0].mean(1), nan=np.inf).argmin())]
-    cost = middle[rates.index(at_base)] / np.nanmin(middle) - 1
-    error = slopes.std(ddof=1) / math.sqrt(SEEDS)
-    return f"{slopes.mean():+.2f} ± {error:.2f}, {100 * cost:.0f} %"
+            return ""
+        loss = np.stack([found[rate] for rate in rates], axis=1)
+        cells.append(Cell(name, *size, np.array(rates), loss, loss[..., None], 0.0))
+    judged = transfer(cells, axis, width if axis == "width" else depth)
+    low, high = judged.trend.interval
+    cost = "unknown" if judged.regret is None else judged.regret.words
+    return f"{judged.trend.slope:+.2f} ({low:+.2f} to {high:+.2f}), {cost}"
 
 
 def table() -> str:
     """A row for each optimizer; a cell is empty where it was not measured."""
-    heads = [f"{model}, {axis}" for model in MODELS for axis in ("width", "depth")]
+    heads = [f"{model}, {axis}" for model in MODELS for axis in AXES]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for name in OPTIMIZERS:
-        cells = [
-            summary(model, name, axis) or "" for model in MODELS for axis in (0, 1)
-        ]
+        cells = [summary(model, name, axis) for model in MODELS for axis in AXES]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -32,10 +32,11 @@ from ml_collections import ConfigDict
 
 from mupax.configs import cnn_sweep, digits_resmlp, gpt_sweep, vit_sweep
 from mupax.experiments.sweep import command
+from papers import pages
 
 FOLDER = pathlib.Path(__file__).parent
 TABLE, PAGE = FOLDER / "tuned_sp.csv", FOLDER / "results.md"
-BEGIN, END = "<!-- begin: python -m benchmarks.tuned_sp -->", "<!-- end -->"
+COMMAND = "python -m benchmarks.tuned_sp"
 WAYS = {
     "rate": "tuned at the base: learning rate",
     "groups": "tuned at the base: learning rate and groups",
@@ -327,9 +328,7 @@ def main() -> None:
     if given.model:
         folder = pathlib.Path(given.workdir, given.model)
         train(given.model, folder, given.dataset, given.data_dir)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{page()}\n\n{END}{after}")
+    PAGE.write_text(pages.replaced(PAGE, {"": page()}, COMMAND))
     draw(FOLDER.parent / "docs" / "tuned_sp.png")
 
 

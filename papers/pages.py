@@ -65,17 +65,20 @@ def drawings(data: pathlib.Path) -> Claims:
     return [(f, catalogue.from_data(f, request)) for f in known if f.draw]
 
 
-def begin(name: str = "") -> str:
+def begin(name: str = "", command: str = _COMMAND) -> str:
     """The line before a generated part; the main part of a page has no name."""
-    return f"<!-- begin: {_COMMAND}{f', {name}' if name else ''} -->"
+    return f"<!-- begin: {command}{f', {name}' if name else ''} -->"
 
 
-def replaced(page: pathlib.Path, bodies: Mapping[str, str]) -> str:
+def replaced(
+    page: pathlib.Path, bodies: Mapping[str, str], command: str = _COMMAND
+) -> str:
     """A page with other generated parts.
 
     Args:
       page: its file.
       bodies: the parts, by the name in their markers.
+      command: what generates them, as their markers say.
 
     Raises:
       UserError: it is not there, or lacks a marker.
@@ -84,14 +87,16 @@ def replaced(page: pathlib.Path, bodies: Mapping[str, str]) -> str:
         text = page.read_text()
     except OSError as error:
         raise UserError(
-            f"{page} cannot be read ({error.strerror}); run `{_COMMAND}` in the "
+            f"{page} cannot be read ({error.strerror}); run `{command}` in the "
             "repository's root"
         ) from None
     for name, body in bodies.items():
-        before, start, rest = text.partition(begin(name))
+        before, start, rest = text.partition(begin(name, command))
         _, end, after = rest.partition(END)
         if not start or not end:
-            raise UserError(f"{page} lacks the lines {begin(name)!r} and {END!r}")
+            raise UserError(
+                f"{page} lacks the lines {begin(name, command)!r} and {END!r}"
+            )
         text = f"{before}{start}\n\n{body.strip()}\n\n{end}{after}"
     return text
 
