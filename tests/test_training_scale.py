@@ -323,8 +323,9 @@ def test_more_examples_undo_a_larger_batch():
 
 
 def test_an_exponent_of_length_beyond_one_is_an_error():
-    with pytest.raises(ValueError, match="length_exponent=32 must be from 0 to 1"):
-        optim.training_scale(examples=(1, 4), length_exponent=32)
+    for wrong in (32, None):
+        with pytest.raises(ValueError, match=f"length_exponent={wrong} must be from 0"):
+            optim.training_scale(examples=(1, 4), length_exponent=wrong)
 
 
 @pytest.mark.parametrize(

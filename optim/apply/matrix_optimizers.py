@@ -91,7 +91,10 @@ def _beside(
                 "optim.adamw, or make scales from a base that differs in width"
             )
         own = build(
-            *(name, scales, precondition(scales), learning_rate),
+            name,
+            scales,
+            precondition(scales),
+            learning_rate,
             decay=decay,
             last=keep_norms(scales) if on_sphere else None,
             split_fused=split_fused,
@@ -183,7 +186,7 @@ def _partner(
 def _sized(tx: Transform) -> Callable[..., Optimizer]:
     """An optimizer of a transform whose updates have entries of size one."""
     return lambda rate, scales, **options: build_optimizer(
-        *(rate, scales, tx, "adam"), **options
+        rate, scales, tx, "adam", **options
     )
 
 
@@ -287,7 +290,12 @@ def muon(
 
     def precondition(scales: Scales) -> Transform:
         updates = orthogonalize(
-            *(scales, ns_coeffs, ns_steps, memory, eps, mu_dtype),
+            scales,
+            ns_coeffs,
+            ns_steps,
+            memory,
+            eps,
+            mu_dtype,
             nesterov=nesterov,
             adaptive=adaptive,
             preconditioning=preconditioning,
@@ -295,9 +303,13 @@ def muon(
         return optax.chain(updates, scale_by_shape("muon", scales, consistent_rms))
 
     return _beside(
-        *("muon", learning_rate, scales, precondition),
+        "muon",
+        learning_rate,
+        scales,
+        precondition,
         Partner(
-            *(partner, adam_learning_rate),
+            partner,
+            adam_learning_rate,
             (adam_weight_decay, _shared(weight_decay_mask)),
             {
                 "b1": adam_b1,
@@ -390,7 +402,10 @@ def soap(
         mu_dtype=mu_dtype,
     )
     return _beside(
-        *("soap", learning_rate, scales, precondition),
+        "soap",
+        learning_rate,
+        scales,
+        precondition,
         Partner(partner, partner_learning_rate, (partner_weight_decay, _shared(mask))),
         (per_head, split_fused),
         (weight_decay, mask),
@@ -453,7 +468,10 @@ def shampoo(
         mu_dtype=mu_dtype,
     )
     return _beside(
-        *("shampoo", learning_rate, scales, precondition),
+        "shampoo",
+        learning_rate,
+        scales,
+        precondition,
         Partner(partner, partner_learning_rate, (partner_weight_decay, _shared(mask))),
         (per_head, split_fused),
         (weight_decay, mask),
@@ -531,7 +549,7 @@ def scion(
 
     def precondition(scales: Scales) -> Transform:
         updates = orthogonalize(
-            *(scales, ns_coeffs, ns_steps, memory, eps, mu_dtype), nesterov=False
+            scales, ns_coeffs, ns_steps, memory, eps, mu_dtype, nesterov=False
         )
         return optax.chain(updates, scale_by_shape("scion", scales))
 
@@ -540,7 +558,10 @@ def scion(
         optax.scale_by_sign(),
     )
     return _beside(
-        *("scion", learning_rate, scales, precondition),
+        "scion",
+        learning_rate,
+        scales,
+        precondition,
         Partner(_sized(signs), sign_learning_rate, (weight_decay, mask)),
         (per_head, split_fused),
         (weight_decay, mask),
@@ -608,9 +629,14 @@ def adam_h(
         return lambda b1, b2: optax.chain(moments(b1, b2), divide_by(norm, scales))
 
     return _beside(
-        *("adam_h", learning_rate, scales, precondition),
+        "adam_h",
+        learning_rate,
+        scales,
+        precondition,
         Partner(
-            *(partner, partner_learning_rate, (partner_weight_decay, None)),
+            partner,
+            partner_learning_rate,
+            (partner_weight_decay, None),
             {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype},
         ),
         (per_head, split_fused),
@@ -667,12 +693,15 @@ def muon_h(
 
     def precondition(scales: Scales) -> Transform:
         updates = orthogonalize(
-            *(scales, ns_coeffs, ns_steps, memory, eps, mu_dtype), nesterov=nesterov
+            scales, ns_coeffs, ns_steps, memory, eps, mu_dtype, nesterov=nesterov
         )
         return optax.chain(updates, divide_by(norm_in_training, scales))
 
     return _beside(
-        *("muon_h", learning_rate, scales, precondition),
+        "muon_h",
+        learning_rate,
+        scales,
+        precondition,
         Partner(partner, partner_learning_rate, (partner_weight_decay, None)),
         (per_head, split_fused),
         on_sphere=True,

@@ -85,7 +85,10 @@ def build_optimizer(
     Source: Tensor Programs VI, Definition 6.1.
     """
     return build(
-        *("this optimizer", scales, precondition, learning_rate),
+        "this optimizer",
+        scales,
+        precondition,
+        learning_rate,
         clip=clip,
         decay=None if weight_decay is None else (weight_decay, mask),
         rule=family_of(family).value,
@@ -211,7 +214,8 @@ def adamw(
       -0.125
     """
     return build(
-        *("adamw", scales),
+        "adamw",
+        scales,
         adam_moments(eps, eps_root, mu_dtype, nesterov=nesterov),
         learning_rate,
         betas=(b1, b2),
@@ -254,7 +258,9 @@ def lion(
       (-0.1, -0.025)
     """
     return build(
-        *("lion", scales, functools.partial(optax.scale_by_lion, mu_dtype=mu_dtype)),
+        "lion",
+        scales,
+        functools.partial(optax.scale_by_lion, mu_dtype=mu_dtype),
         learning_rate,
         betas=(b1, b2),
         decay=(weight_decay, mask),
@@ -386,7 +392,10 @@ def adafactor(
 
     def of_segments(scales: Scales) -> Transform:
         return build(
-            *("adafactor", scales, optax.chain(*parts), optax.scale(-1)),
+            "adafactor",
+            scales,
+            optax.chain(*parts),
+            optax.scale(-1),
             average=average,
             decay=decay,
             rule="adafactor" if multiply_by_parameter_scale else "adam",

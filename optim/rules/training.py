@@ -18,6 +18,7 @@ Measured learning rates fall more slowly with length than κ_D^-½, for example 
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,7 +78,7 @@ class TrainingScale:
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"the ratio {name}={value} must be positive")
         exponent = self.length_exponent
-        if isinstance(exponent, str) or not 0 <= exponent <= 1:
+        if not isinstance(exponent, numbers.Real) or not 0 <= exponent <= 1:
             raise ValueError(f"length_exponent={exponent!r} must be from 0 to 1")
 
     @property
