@@ -101,7 +101,7 @@ def at_most(transfer: Transfer) -> str | None:
     """What the base's value costs at most, where no number of seeds would judge it."""
     seeds = transfer.verdict is Verdict.SEEDS and not transfer.seeds_needed
     known = transfer.regret
-    if known is None or math.isinf(known.high):
+    if known is None or known.high >= 1:  # a bound above the whole loss says nothing
         return None
     if not seeds and transfer.verdict is not Verdict.CLOSE:
         return None
