@@ -203,21 +203,18 @@ STATIC = {
     "adafactor": ("min_dim_size_to_factor", "decay_offset"),
     **dict.fromkeys(("muon", "scion", "muon_h"), ("ns_steps",)),
     **dict.fromkeys(("soap", "shampoo"), ("precondition_frequency", "block_size")),
+    "schedule_free": ("optimizer",),
 }
 
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_injected_hyperparameters_can_be_changed(alias):
-    maker, static = getattr(optim, alias), STATIC.get(alias, ())
-    if alias == "schedule_free":  # Optax does not pass further options on
-
-        def maker(learning_rate, scales):
-            return optim.schedule_free(optim.adamw, learning_rate, scales)
-
+    make = optax.inject_hyperparams(getattr(optim, alias), STATIC.get(alias, ()))
     options = {"sgd": {"momentum": 0.9}, "soap": {"eps": 1e-2}}.get(alias, {})
+    if alias == "schedule_free":
+        options = {"optimizer": optim.adamw, "weight_decay": 1e-4}
     # The scales pass as they are: neither a number nor a schedule.
-    make = optax.inject_hyperparams(maker, static_args=static)
-    tx = make(0.01, SCALES, **options)
+    tx = make(learning_rate=0.01, scales=SCALES, **options)
     params, state = run(tx)
     same(params, run_alias(alias), rtol=1e-4, atol=1e-5)
     assert "scales" not in state.hyperparams

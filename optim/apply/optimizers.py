@@ -426,7 +426,8 @@ def schedule_free(
       learning_rate: that of the base model, a number or a schedule without decay.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       b1, weight_lr_power, state_dtype: as in `optax.contrib.schedule_free`.
-      **options: of the optimizer.
+      **options: of the optimizer. Under `optax.inject_hyperparams`, which needs
+        `static_args="optimizer"`, they are constants.
 
     Raises:
       ValueError: the optimizer keeps weights on a sphere.
@@ -450,6 +451,8 @@ def schedule_free(
             "schedule_free averages weights, which leave the sphere of adam_h and "
             "muon_h; use optim.adamw or optim.muon"
         )
+    # `optax.inject_hyperparams` passes further arguments as one mapping.
+    options = {**options.pop("options", {}), **options}
     arguments = inspect.signature(optimizer).parameters
     none = {name: 0.0 for name in ("b1", "beta", "adam_b1") if name in arguments}
     base = optimizer(learning_rate, scales, **{**none, **options})
