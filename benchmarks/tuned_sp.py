@@ -13,7 +13,8 @@ Four ways to train a model of some size, each with the same number of seeds:
 - `sp`: the standard parametrization at the learning rate that is best *at that size*.
 - `sp-groups`: the same, with the factors of `groups`, which the base shares.
 
-An interrupted call resumes. Means over seeds are written to benchmarks/tuned_sp.csv.
+An interrupted call resumes. Means over seeds are written to benchmarks/tuned_sp.csv,
+with the operations of one run in products and convolutions.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from mupax.configs import cnn_sweep, digits_resmlp, gpt_sweep, vit_sweep
-from mupax.experiments.sweep import command
+from mupax.experiments.sweep import command, cost, grids, space
 from papers import pages
 
 FOLDER = pathlib.Path(__file__).parent
@@ -73,6 +74,14 @@ class Comparison:
     depths: tuple[int, ...]
     tuning_seeds: int = 4
     seeds: int = 4
+
+    def tuning(self, way: str) -> int:
+        """The runs in which a way's hyperparameters are found, at one size."""
+        if way.startswith("sp"):
+            return len(grids.parse(RATE, self.sp_rates)) * self.seeds
+        swept = [self.rates, *(self.factors.values() if way == "groups" else ())]
+        points = math.prod(len(grids.parse(RATE, grid)) for grid in swept)
+        return points * self.tuning_seeds
 
 
 def _gpt() -> ConfigDict:
@@ -150,6 +159,7 @@ def train(
     """Tune the base, train every size in every way, and write the means."""
     compared = COMPARISONS[name]
     axes = {f"{group}/{RATE}": grid for group, grid in compared.factors.items()}
+    teraflops: dict[tuple[int, int], float] = {}
 
     def sweep(
         way: str, law: str, grids: Mapping[str, object], factors: Mapping[str, float]
@@ -175,6 +185,7 @@ def train(
         config.sweep.depths = compared.depths[:1] if alone else compared.depths
         config.sweep.seeds = compared.tuning_seeds if alone else compared.seeds
         command.run(config, folder / way, [])
+        teraflops.update(operations(config))
         with (folder / way / "results.csv").open() as file:
             return list(csv.DictReader(file))
 
@@ -195,6 +206,7 @@ def train(
                 "way": way,
                 "width": int(width),
                 "depth": int(depth),
+                "tflop": f"{teraflops[int(width), int(depth)]:.4g}",
                 "factors": " ".join(f"{k}={v:g}" for k, v in given.items()),
                 "log2_lr": round(math.log2(rate), 3),
                 "tuned": "" if tuned is None else round(math.log2(tuned), 3),
@@ -209,6 +221,28 @@ def train(
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows([*others, *rows])
+
+
+def operations(config: ConfigDict) -> dict[tuple[int, int], float]:
+    """10^12 operations of a run by (width, depth), at every size of a sweep."""
+    tasks = space.tasks(space.parse_sweep(config))
+    data = tasks[0].dataset()
+    return {
+        (task.width, task.depth): cost.flops(task, data) / task.runs / 1e12
+        for task in tasks
+    }
+
+
+def affordable(model: str, width: int, depth: int, way: str) -> float:
+    """Runs at a size that take the operations of a way's tuning at the base."""
+    compared = COMPARISONS[model]
+    work = {
+        (int(row["width"]), int(row["depth"])): float(row["tflop"])
+        for row in table()
+        if row["model"] == model
+    }
+    at_base = work[compared.widths[0], compared.depths[0]]
+    return compared.tuning(way) * at_base / work[width, depth]
 
 
 def means(
@@ -269,12 +303,14 @@ def page() -> str:
     """A line for each model and size."""
     lines = best()
     text = [
-        f"| model | width x depth | {' | '.join(WAYS.values())} |",
-        "|" + "---|" * (2 + len(WAYS)),
+        f"| model | width x depth | {' | '.join(WAYS.values())} | budget of runs |",
+        "|" + "---|" * (3 + len(WAYS)),
     ]
     for model, width, depth in sorted({key[:3] for key in lines}):
         sized = [(model, width, depth, way) for way in WAYS]
         cells = [_cell(lines[key]) if key in lines else "" for key in sized]
+        runs = [affordable(model, width, depth, way) for way in ("rate", "groups")]
+        cells.append(f"{runs[0]:.0f}, {runs[1]:.0f}")
         text.append(f"| {model} | {width} x {depth} | {' | '.join(cells)} |")
     return "\n".join(text)
 

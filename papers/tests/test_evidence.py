@@ -176,6 +176,19 @@ def test_what_the_readme_says_of_sp_tuned_at_each_size():
     assert (round(min(lost), 1), round(max(lost), 1)) == (0.9, 4.3)
 
 
+def test_what_tuning_costs():
+    wide = [
+        (model, 256, compared.depths[0])
+        for model, compared in tuned_sp.COMPARISONS.items()
+        if 256 in compared.widths
+    ]
+    for way, least, most in (("rate", 1, 3), ("groups", 11, 13)):
+        runs = [round(tuned_sp.affordable(*size, way)) for size in wide]
+        assert (min(runs), max(runs)) == (least, most)
+    grids = [compared.tuning("sp") for compared in tuned_sp.COMPARISONS.values()]
+    assert (min(grids), max(grids)) == (28, 60)
+
+
 def test_what_the_results_say_of_alpha():
     for model, gain, error in (("gpt", 1.4, 0.2), ("vit", 1.1, 0.5)):
         half, *_, one = (branch_alpha.judged(model, x) for x in branch_alpha.ALPHAS)
