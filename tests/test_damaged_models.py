@@ -14,7 +14,7 @@ from flax import nnx
 from test_pretrained import VIT, file_of, golden
 
 from mupax import optim, zoo
-from mupax.zoo.weights import checksums, foreign, saving
+from mupax.zoo.weights import foreign, saving
 
 QUICK, THOROUGH = 60, 350
 COUNTS = [QUICK, pytest.param(THOROUGH, marks=pytest.mark.long)]
@@ -81,11 +81,10 @@ def test_a_damaged_directory_of_ours_is_right_or_one_sentence(count, saved, tmp_
         file.unlink() if after is None else file.write_bytes(after)
         read = outcome(lambda: arrays(zoo.load_pretrained("resmlp", folder)))
         file.write_bytes(before)
+        # What is not compared with a checksum is not read, e.g. the card.
         assert read is None or same(read, expected), file
-        # The card is not read; everything else is compared with its checksum.
-        assert (read is None) == (file.name != "README.md"), file
         refused += read is None
-    assert refused > count // 2
+    assert refused > count // 3
     assert same(arrays(saving.load(folder)), expected)
 
 
@@ -94,14 +93,16 @@ def test_a_damaged_directory_is_named_with_its_file_and_what_to_do(saved, tmp_pa
     shutil.copytree(saved, folder)
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"width": 8', '"width": 9'))
-    with pytest.raises(ValueError, match=r"damaged: 'config\.json'.*copy it again"):
+    with pytest.raises(ValueError, match=r"config\.json .* changed .* copy it again"):
         saving.load(folder)
     shutil.copy(saved / "config.json", config)
-    (folder / "checksums.json").unlink()
-    with pytest.raises(ValueError, match=r"checksums\.json cannot be read"):
-        saving.load(folder)
-    shutil.copy(saved / "checksums.json", folder)
-    saving.load(folder)
+    (folder / "weights.npz").unlink()
+    os.mkfifo(folder / "weights.npz")  # reading it would never end
+    for read in (saving.load, saving.verify):
+        with pytest.raises(ValueError, match=r"weights in .*not a regular file.*copy"):
+            read(folder)
+    os.replace(shutil.copy(saved / "weights.npz", tmp_path), folder / "weights.npz")
+    assert same(arrays(saving.load(folder)), arrays(saving.load(saved)))
 
 
 def test_a_card_may_be_edited_and_a_directory_moved(saved, tmp_path):
@@ -115,10 +116,10 @@ def refused(folder: pathlib.Path, **changes: object) -> str:
     """The sentence that refuses a directory whose config has other values."""
     config = json.loads((folder / "config.json").read_text())
     options = {**config["options"], **changes.pop("options", {})}
-    text = json.dumps({**config, "options": options, **changes})
-    (folder / "config.json").write_text(text)
-    weights = [p for p in (folder / "weights").rglob("*") if p.is_file()]
-    checksums.write(folder, [folder / "config.json", *weights])
+    config |= {"options": options, **changes}
+    del config["crc"]
+    config["crc"] = saving._checksum(config)
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"^[^\n]{30,700}$") as error:
         zoo.load_pretrained(folder)
     return str(error.value)
@@ -155,50 +156,17 @@ def test_a_value_that_no_config_may_have_is_one_sentence(
     assert re.search(said, refused(folder, **changes))
 
 
-@pytest.mark.parametrize("kind", ["up", "device", "pipe", "size", "unlisted"])
-def test_a_list_of_checksums_names_only_regular_files_of_its_directory(
-    kind, saved, tmp_path
-):
-    """Reading an endless device or a pipe would never end."""
-    folder = tmp_path / "hostile"
-    shutil.copytree(saved, folder)
-    listed = json.loads((folder / "checksums.json").read_text())
-    entry = listed["config.json"]
-    if kind == "up":
-        listed["../" * 20 + "dev/zero"] = entry
-        said = "outside of its directory"
-    elif kind == "device":
-        (folder / "more").symlink_to("/dev/zero")
-        listed["more"] = entry
-        said = "'more' cannot be read .it is not a regular file"
-    elif kind == "pipe":
-        os.mkfifo(folder / "more")
-        listed["more"] = entry
-        said = "'more' cannot be read .it is not a regular file"
-    elif kind == "size":
-        (folder / "more").touch()
-        os.truncate(folder / "more", 2**42)  # sparse; would take minutes to read
-        listed["more"] = entry
-        said = "'more' has changed"
-    else:
-        os.mkfifo(folder / "weights" / "more")
-        said = "'weights/more' is not listed"
-    (folder / "checksums.json").write_text(json.dumps(listed))
-    with pytest.raises(ValueError, match=said):
-        saving.load(folder)
-
-
 def test_a_config_of_nested_brackets_or_a_pipe_is_one_sentence(saved, tmp_path):
     folder = tmp_path / "hostile"
     shutil.copytree(saved, folder)
-    for name in ("checksums.json", "config.json"):
-        (folder / name).write_text("[" * 100_000)
-        with pytest.raises(ValueError, match=f"{name} cannot be read .*too deeply"):
-            saving.load(folder)
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-        with pytest.raises(ValueError, match=f"{name} cannot be read .*regular file"):
-            saving.load(folder)
+    config = folder / "config.json"
+    config.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json cannot be read .*too deeply"):
+        saving.load(folder)
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(ValueError, match=r"config\.json cannot be read .*regular file"):
+        saving.load(folder)
 
 
 def test_a_foreign_config_of_a_billion_layers_is_one_sentence(tmp_path):

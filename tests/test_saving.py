@@ -267,11 +267,7 @@ def test_a_model_with_a_replaced_head_is_refused_before_anything_is_written(tmp_
     assert not list(tmp_path.iterdir())
 
 
-# Orbax closes its event loop when the first write fails, and others end later.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_save_that_the_system_refuses_is_one_error_that_names_the_place(
-    tmp_path, capfd
-):
+def test_a_save_that_the_system_refuses_is_one_error_that_names_the_place(tmp_path):
     model = zoo.create("resmlp", width=16, depth=2, rngs=nnx.Rngs(0))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as on a full disk
@@ -281,4 +277,4 @@ def test_a_save_that_the_system_refuses_is_one_error_that_names_the_place(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert error.value.filename == str(tmp_path)
-    assert "Traceback" not in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())

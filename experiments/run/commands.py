@@ -178,7 +178,7 @@ def _check_saved(model: pathlib.Path) -> None:
     damage = None
     if jax.process_index() == 0:
         try:
-            saving.read_config(model)
+            saving.verify(model)
         except ValueError as error:
             damage = (
                 f"{error}; or delete {model}, and run the command that trained it "

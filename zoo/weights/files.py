@@ -5,8 +5,11 @@ import math
 import os
 import pathlib
 import stat
+import zipfile
 from io import BufferedReader
 from typing import Any
+
+import numpy as np
 
 # Configs have kilobytes; a thousand labels, tens of kilobytes.
 _LARGEST_JSON = 64 * 2**20
@@ -58,6 +61,25 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
     return data
+
+
+def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Read the arrays of a .npz file, by key, and compare them with its checksums.
+
+    Raises:
+      Exception: NumPy and zipfile raise various errors for a damaged file.
+    """
+    # np.load leaves a file open if it cannot read it.
+    with open_regular(path) as file:
+        if not zipfile.is_zipfile(file):  # np.load would take it for a pickle
+            raise ValueError("it is no .npz file")
+        file.seek(0)
+        return dict(np.load(file, allow_pickle=False))
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, or its type."""
+    return (str(error).strip().splitlines() or [""])[0] or type(error).__name__
 
 
 def is_finite(value: Any) -> bool:

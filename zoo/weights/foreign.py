@@ -4,7 +4,6 @@ import math
 import os
 import pathlib
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from mupax import optim
 from ..plan import scales
 from ..registry import record_of, records
 from . import positions, saving
+from .files import read_npz
 from .misfits import OPTIONS as OPTIONS
 from .misfits import Misfit as Misfit
 from .misfits import check_format, explain_mismatch
@@ -60,7 +60,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
     if path.suffix == ".npz":
-        return _guarded(_read_npz, path)
+        return _guarded(read_npz, path)
     if path.suffix != ".safetensors":
         raise ValueError(
             f"{str(path)!r} is neither .safetensors nor .npz; {how_to_convert([path])}"
@@ -73,15 +73,6 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             "of mupax"
         ) from None
     return _guarded(safetensors.numpy.load_file, path)
-
-
-def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
-    # np.load leaves a file open if it cannot read it.
-    with path.open("rb") as opened:
-        if not zipfile.is_zipfile(opened):  # np.load would take it for a pickle
-            raise ValueError("it is no .npz file")
-        opened.seek(0)
-        return dict(np.load(opened, allow_pickle=False))
 
 
 def _guarded(

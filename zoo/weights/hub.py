@@ -4,11 +4,10 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from ..addresses import public
-from . import checksums
+from . import files
 
 # Names with these suffixes are files, even if they do not exist. Other names with a
 # dot, e.g. timm/resnet50.a1_in1k, may be repositories.
@@ -115,37 +114,10 @@ def download(
     return pathlib.Path(file)
 
 
-def download_ours(
-    source: str, names: Sequence[str], options: HubOptions
-) -> pathlib.Path:
-    """Download a model that `zoo.save` wrote, and return its directory in the cache.
-
-    Args:
-      source: as in `download`.
-      names: paths of further files in the repository.
-      options: see `HubOptions`.
-
-    Raises:
-      ValueError: as `download`; or a listed path is outside of the repository.
-    """
-    listed = download(source, checksums.NAME, options)
-    assert listed is not None
-    try:
-        inside = checksums.read(listed)
-    except ValueError as error:
-        raise ValueError(
-            f"{source!r} on the hub is damaged: {error}; ask its owner to upload the "
-            "model again"
-        ) from None
-    for name in [*names, *inside]:
-        download(source, name, options)
-    return listed.parent
-
-
 def _reason(error: Exception) -> str:
     """The type of an error and its first line. Addresses in it may be signed."""
-    line = public(str(error).strip().partition("\n")[0])
-    return ": ".join(filter(None, (type(error).__name__, line)))
+    line, name = public(files.reason(error)), type(error).__name__
+    return name if line == name else f"{name}: {line}"
 
 
 def _split(source: str, options: HubOptions) -> tuple[str, HubOptions]:

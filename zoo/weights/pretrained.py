@@ -337,7 +337,8 @@ def _uploaded(
     config = hub.download(str(source), hub.CONFIG, options, optional=True)
     if config is None or not saving.is_config(_read_json(config)):
         return None
-    return hub.download_ours(str(source), [hub.CONFIG], options)
+    weights = hub.download(str(source), saving.WEIGHTS, options)
+    return None if weights is None else weights.parent
 
 
 def _is_ours(directory: pathlib.Path) -> bool:

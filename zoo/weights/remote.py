@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..addresses import name_copy, public
+from .files import reason
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/{1,2}.", re.IGNORECASE)
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
@@ -105,11 +106,6 @@ def cache() -> pathlib.Path:
 # ----- Errors.
 
 
-def _reason(error: BaseException) -> str:
-    """The first line of an error, or its type."""
-    return (str(error).strip().splitlines() or [""])[0] or type(error).__name__
-
-
 def sentence(address: str, error: BaseException, verb: str) -> str:
     """What went wrong with an address, and what to do.
 
@@ -124,7 +120,7 @@ def sentence(address: str, error: BaseException, verb: str) -> str:
 credentials: they must be valid, and allow to list, read, write and delete the objects \
 of this bucket'
     """
-    why = f"{address} cannot be {verb} ({_reason(error)})"
+    why = f"{address} cannot be {verb} ({reason(error)})"
     if _is_local(error):
         return f"{why}; make room on this machine's disk, or set MUPAX_CACHE"
     if isinstance(error, FileNotFoundError):

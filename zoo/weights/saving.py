@@ -1,15 +1,14 @@
-"""`save` and `load` models as directories: weights by Orbax, options, a model card."""
+"""`save` and `load` models as directories: weights, options, a model card."""
 
 import contextlib
 import json
-import logging
 import math
 import numbers
 import os
 import pathlib
-import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -33,14 +32,14 @@ from ..registry import (
     reads_tokens,
     recipe,
 )
-from . import checksums, positions, remote
+from . import positions, remote
 from .cards import Training, card
-from .files import read_json
+from .files import read_json, read_npz, reason
 from .misfits import Misfit
 
-_CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
+WEIGHTS, _CONFIG, _CARD = "weights.npz", "config.json", "README.md"
 _BUILDING = ".saving-"  # start of the names of unfinished directories
-_FORMAT = 3
+_FORMAT = 4
 
 
 def save(
@@ -79,7 +78,7 @@ def save(
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = zoo.save(model, folder + "/mine", notes="not trained")
       ...     sorted(p.name for p in path.iterdir())
-      ['README.md', 'checksums.json', 'config.json', 'weights']
+      ['README.md', 'config.json', 'weights.npz']
     """
     name, options = recipe(model)
     if remote.is_remote(directory):
@@ -99,19 +98,11 @@ def save(
     if (data := known_data_config(model)) is not None:
         config["data"] = data.to_json()
     with _building(directory.parent) as building:
-        _write(building / _WEIGHTS, arrays_of(model))
-        # Orbax records the path of the temporary directory; remove it.
-        note = building / _WEIGHTS / "commit_success.txt"
-        if note.exists():
-            note.write_text("Committed.\n")
+        _write(building / WEIGHTS, arrays_of(model))
+        config["crc"] = _checksum(config)
         (building / _CONFIG).write_text(json.dumps(config, indent=1) + "\n")
-        copies = []
         for name_there, path in (files or {}).items():
-            copies.append(building / name_there)
-            shutil.copyfile(path, copies[-1])
-        weights = [p for p in (building / _WEIGHTS).rglob("*") if p.is_file()]
-        # The card has no checksum, because users may edit it.
-        checksums.write(building, [building / _CONFIG, *copies, *weights])
+            shutil.copyfile(path, building / name_there)
         text = card(
             name,
             parameters=sum(math.prod(v.shape) for _, v in _variables(model)[1]),
@@ -152,41 +143,14 @@ def _check_parts(model: nnx.Module, name: str, options: Mapping[str, Any]) -> No
         ) from None
 
 
-def _write(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
-    """Write arrays by Orbax, from this process only.
-
-    Without compression: trained weights hardly get smaller, and are read more slowly.
-    """
-    import orbax.checkpoint as ocp  # slow to import, as below
-
-    options = ocp.options.MultiprocessingOptions()
-    if jax.process_count() > 1:
-        process = jax.process_index()
-        options = ocp.options.MultiprocessingOptions(
-            primary_host=process,
-            active_processes={process},
-            barrier_sync_key_prefix=f"zoo.save.{process}",
-        )
-        # With several processes, Orbax does not accept arrays local to one of them.
-        arrays = jax.tree.map(np.asarray, arrays)
-    handler = ocp.PyTreeCheckpointHandler(
-        use_compression=False, multiprocessing_options=options
-    )
-    # Orbax raises the error of one of its threads, and prints those of the others, also
-    # later.
-    logging.getLogger("absl").addFilter(_not_of_a_thread)
+def _write(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays without compression: trained weights hardly get smaller."""
+    whole: dict[str, Any] = {path: np.asarray(array) for path, array in arrays.items()}
     try:
-        with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
-            checkpointer.save(folder, arrays)
-    except ValueError as error:
-        if code := re.search(r"os_error_code='(\d+)'", str(error)):
-            place = str(folder.parent.parent)
-            raise OSError(int(code[1]), os.strerror(int(code[1])), place) from None
-        raise
-
-
-def _not_of_a_thread(record: logging.LogRecord) -> bool:
-    return "_SignalingThread" not in record.getMessage()
+        np.savez(file, **whole)
+    except OSError as error:  # names no file
+        place = str(file.parent.parent)
+        raise OSError(error.errno, error.strerror, place) from None
 
 
 def load(
@@ -233,7 +197,7 @@ def load(
         hint = ("; pass ", remedy) if remedy else ()
         raise Misfit(str(error), *hint) from None
     _check_multipliers(saved, model, directory, remedy)
-    arrays = _read(directory / _WEIGHTS, saved)
+    arrays = _read(directory, saved)
     fill(model, positions.between(saved, model, arrays), fresh=fresh)
     complete(model, rngs)
     remember(model, config.data, resized=resized)
@@ -260,27 +224,25 @@ def _saved_values(
     }
 
 
-def _read(folder: pathlib.Path, model: nnx.Module) -> dict[str, Any]:
-    """Read the arrays of a model from `abstract` by Orbax.
+def _read(directory: pathlib.Path, model: nnx.Module) -> dict[str, np.ndarray]:
+    """Read the arrays of a model from `abstract`.
 
     Raises:
       ValueError: they cannot be read, or do not fit the model.
     """
-    import orbax.checkpoint as ocp
-
     variables = dict(_variables(model)[1])
     try:
-        with ocp.StandardCheckpointer() as checkpointer:
-            # Before anything is allocated.
-            stored = checkpointer.metadata(folder).item_metadata
-            if stored is None:
-                raise ValueError("their metadata is damaged")
-            _check_fit(variables, stored.tree, None)
-            return dict(checkpointer.restore(folder, arrays_of(model)))
-    except Exception as error:  # Orbax raises whatever its storage does
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        arrays = read_npz(directory / WEIGHTS)
+        _check_fit(variables, arrays, None)
+        # NumPy writes types such as bfloat16 as bytes.
+        return {
+            path: a.view(variables[path].dtype) if a.dtype.kind == "V" else a
+            for path, a in arrays.items()
+        }
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(
-            f"the weights in {folder.parent} cannot be read: {reason}"
+            f"the weights in {directory} cannot be read: {reason(error)}; copy the "
+            "model again, or save it again"
         ) from None
 
 
@@ -340,31 +302,40 @@ class Saved(NamedTuple):
 
 
 def read_config(directory: pathlib.Path) -> Saved:
-    """Read the config of a saved model, and verify all checksums.
+    """Read the config of a saved model, and compare it with its checksum.
 
     Raises:
-      ValueError: the config is missing, or a file of the directory is damaged.
+      ValueError: the config is missing or damaged.
     """
     try:
         config = read_json(directory / _CONFIG)
         if not is_config(config) or config["format"] != _FORMAT:
             raise ValueError(f"it is no config of zoo.save in the format {_FORMAT}")
+        if config.pop("crc", None) != _checksum(config):
+            raise ValueError("it has changed since it was written")
         options = {key: _rich(value) for key, value in config["options"].items()}
         data = config.get("data")
         data = None if data is None else DataConfig.from_json(data)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise ValueError(
             f"{directory} holds no model of zoo.save: {_CONFIG} cannot be read ({e}); "
-            "pass a directory that zoo.save wrote"
-        ) from None
-    try:
-        checksums.verify(directory, [directory / _CONFIG, directory / _WEIGHTS])
-    except ValueError as error:
-        raise ValueError(
-            f"the model in {directory} is damaged: {error}; copy it again, or save it "
-            "again"
+            "pass a directory that zoo.save wrote, or copy it again"
         ) from None
     return Saved(config["model"], options, data)
+
+
+def _checksum(config: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(config, sort_keys=True).encode())
+
+
+def verify(directory: pathlib.Path) -> None:
+    """Compare the config and the weights of a saved model with their checksums.
+
+    Raises:
+      ValueError: one of them is missing or damaged.
+    """
+    config = read_config(directory)
+    _read(directory, abstract(config.model, **config.options))
 
 
 def check_sizes(model: nnx.Module, source: str) -> None:
