@@ -29,13 +29,13 @@ from .run.mesh import make_mesh
 from .run.prepare import PreparedRun
 from .run.prepare import prepare as prepare_run
 from .sweep import cost, optima, space
-from .sweep.at_base import base_tasks, tune
-from .sweep.command import check_data
-from .sweep.description import train, writing
+from .sweep.at_base import base_tasks
+from .sweep.command import check_data, tune_and_train
 from .sweep.results import Population
 from .sweep.space import SweepConfig
 from .sweep.statistics import BASE
 from .sweep.tasks import ZooTask
+from .sweep.training import writing
 
 _RATE = "learning_rate"
 
@@ -66,9 +66,7 @@ def run(
     target.check_memory()
     with workdir.claim(directory, settings):
         runs = sum(task.runs for task in base_tasks(parsed))
-        parsed = tune(parsed, directory, console)
-        sweep = space.described(parsed, command)
-        swept = train(sweep, None, directory, console=console)
+        parsed, swept = tune_and_train(parsed, directory, command, console)
         populations = swept.populations
         best = best_of_base(parsed, populations)
         tuned_target = tuned(_target(parsed), best)

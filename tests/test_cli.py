@@ -141,7 +141,7 @@ def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):
     assert "no key sweep.dephts; did you mean 'depths'?" in said
     said = refused(capsys, "transfer", *TOY, "--config.nope=3")
     assert said.endswith("no key nope; docs/reference/config.md lists all keys\n")
-    assert "'x'" in refused(capsys, "sweep", *TOY, "--workers=x")
+    assert "'x'" in refused(capsys, "coord-check", *TOY, "--seeds=x")
 
 
 def test_flags_set_any_key_of_a_target_as_a_file_does():

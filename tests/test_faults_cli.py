@@ -146,7 +146,7 @@ def test_a_name_that_is_too_long_is_one_sentence(capsys):
     [
         *(["{}"], ["train", TOY, "{}"], ["train", TOY, "--{}=1"], ["models", "{}"]),
         *(["train", TOY, "--config.{}=1"], ["train", TOY, "--config.seed={}"]),
-        ["sweep", TOY, "--executor={}"],
+        ["coord-check", TOY, "--widths={}"],
     ],
 )
 def test_a_very_long_word_is_shortened(capsys, words):

@@ -17,7 +17,7 @@ import sweep_toys
 
 from mupax.experiments import io
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import engine, executors
+from mupax.experiments.sweep import engine, training
 from mupax.experiments.sweep.store import Record, Store
 
 SEED = int(os.environ.get("MUPAX_FUZZ_SEED", "0"))
@@ -49,7 +49,7 @@ def known(monkeypatch):
 
 def swept(folder, limits=None):
     tasks = [named(task) for task in TASKS]
-    return executors.run_all(
+    return training.run_all(
         tasks, sweep_toys.points(), folder, limits or engine.Limits(), None, ahead=False
     )
 

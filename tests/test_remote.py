@@ -19,7 +19,6 @@ from mupax.experiments.cli import flags, noise
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import parse
-from mupax.experiments.sweep import executors
 
 
 @pytest.fixture
@@ -334,11 +333,3 @@ def test_log_records_of_other_packages_lose_secrets():
     finally:
         logging.setLogRecordFactory(before)
     assert record.getMessage() == "http://proxy:3128/x\\x1b[2J failed"
-
-
-def test_a_scheduler_that_dask_refuses_is_named_without_its_password(tmp_path):
-    pytest.importorskip("distributed")
-    address = "tcp://me:PASSWORD@127.0.0.1:1"
-    with pytest.raises(UserError, match="cannot be used") as said:
-        executors.opened("dask", 1, tmp_path, address).__enter__()
-    assert "PASSWORD" not in str(said.value)

@@ -17,7 +17,7 @@ from mupax.experiments import memory
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import create_model
 from mupax.experiments.run.hyperparameters import tuned
-from mupax.experiments.sweep import engine, executors
+from mupax.experiments.sweep import engine, training
 from mupax.experiments.sweep.program import program
 from mupax.experiments.sweep.tasks import ZooTask
 
@@ -119,9 +119,9 @@ def test_the_next_job_is_prepared_while_one_runs():
 
         return make
 
-    found = list(executors.in_turn([maker(i) for i in range(3)]))
+    found = list(training.in_turn([maker(i) for i in range(3)]))
     assert found == [(0, False, True), (1, True, True), (2, True, True)]
-    assert list(executors.in_turn([])) == []
+    assert list(training.in_turn([])) == []
 
 
 def test_jobs_are_prepared_in_turn_where_that_is_asked_for():
@@ -134,7 +134,7 @@ def test_jobs_are_prepared_in_turn_where_that_is_asked_for():
 
         return make
 
-    list(executors.in_turn([maker(0), maker(1)], ahead=False))
+    list(training.in_turn([maker(0), maker(1)], ahead=False))
     assert order == [("make", 0, False), ("run", 0), ("make", 1, False), ("run", 1)]
 
 
@@ -150,8 +150,8 @@ def test_what_cannot_be_prepared_beside_another_is_prepared_in_its_turn():
     def plain(*, ahead):
         return lambda waited: 1
 
-    assert list(executors.in_turn([plain, shy, plain])) == [1, 2, 1]
-    found = executors.in_turn([plain, broken, plain])
+    assert list(training.in_turn([plain, shy, plain])) == [1, 2, 1]
+    found = training.in_turn([plain, broken, plain])
     assert next(found) == 1
     with pytest.raises(UserError, match="too large"):
         next(found)
@@ -273,7 +273,7 @@ def test_another_grid_in_the_same_folder_is_another_result(tmp_path, changes, tr
 
     def run(task):
         args = sweep_toys.points(), tmp_path, engine.Limits(), None
-        return executors.run_all([task], *args)[0]
+        return training.run_all([task], *args)[0]
 
     narrow, found = run(small), run(wide)
     assert found.loss.shape == (wide.seeds, len(wide.rates))

@@ -11,27 +11,19 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
-import psutil
 import pytest
 import sweep_toys
-import toy_config
 
 from mupax.experiments import cli, io, memory
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import command, engine, executors
-from mupax.experiments.sweep.description import writing
+from mupax.experiments.sweep import engine, training
 from mupax.experiments.sweep.store import Record, Store
+from mupax.experiments.sweep.training import writing
 
 TASKS = [sweep_toys.task(depth=depth) for depth in (2, 4, 8)]
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    """What this process finds by itself."""
-    folder = tmp_path_factory.mktemp("here")
-    return executors.run_all(TASKS, sweep_toys.stripes(), folder, engine.Limits(), None)
 
 
 def same(found, wanted):
@@ -41,128 +33,43 @@ def same(found, wanted):
         np.testing.assert_array_equal(a.curves, b.curves)
 
 
-def on(name, folder, tasks=TASKS, limits=None):
-    limits = limits or engine.Limits(0.2)
-    with executors.opened(name, 2, folder) as pool:
-        return executors.run_all(
-            tasks, sweep_toys.stripes(), folder / "runs", limits, pool
-        )
+class Pool(concurrent.futures.Executor):
+    """Tasks end as the test says."""
+
+    def __init__(self, futures):
+        self.futures = dict(zip((task.name for task in TASKS), futures, strict=True))
+
+    def submit(self, run, task, *args):
+        return self.futures[task.name]
 
 
-@pytest.mark.long
-def test_two_processes_find_what_one_finds(tmp_path, here):
-    same(on("local", tmp_path), here)
+def swept(folder, futures):
+    training.run_all(TASKS, None, folder, engine.Limits(), Pool(futures))
 
 
-@pytest.mark.long
-def test_dask_finds_the_same(tmp_path, here):
-    pytest.importorskip("distributed")
-    same(on("dask", tmp_path), here)
-
-
-@pytest.mark.long
-def test_submitit_finds_the_same(tmp_path, here, monkeypatch):
-    submitit = pytest.importorskip("submitit")
-    auto = submitit.AutoExecutor
-    monkeypatch.setattr(
-        submitit, "AutoExecutor", lambda folder, cluster: auto(folder, cluster="local")
-    )
-    same(on("slurm", tmp_path), here)
-    assert len(list((tmp_path / "slurm").glob("*_result.pkl"))) == len(TASKS)
-
-
-class OnAnotherDisk(concurrent.futures.ThreadPoolExecutor):
-    """Its workers see another directory under the name of the caller's."""
-
-    def __init__(self, disk):
-        super().__init__(1)
-        self.disk = disk
-
-    def submit(self, run, task, data, sign, known, limits):
-        here = self.disk / pathlib.Path(sign).name
-        return super().submit(run, task, data, str(here), known, limits)
-
-
-def test_a_sign_is_found_again(tmp_path):
-    """By a job that starts late, or by the next sweep of the folder."""
-    sign = executors._sign(tmp_path)
-    assert executors._sign(tmp_path) == sign
-
-
-def test_workers_on_another_disk_send_their_runs(tmp_path, monkeypatch):
-    """And know those that the caller has, so that no run is trained twice."""
-    monkeypatch.setattr(executors, "_SOON", 0.1)
-    data, folder, other = sweep_toys.stripes(), tmp_path / "runs", tmp_path / "other"
-    other.mkdir()
-    task = TASKS[0]
-    wanted = engine.run(task, data, None, engine.Limits())
-    file = folder / f"{task.name}.runs.jsonl"
-    for lost in (0, 2, 0):
-        if file.exists():
-            lines = file.read_bytes().splitlines(keepends=True)
-            file.write_bytes(b"".join(lines[: len(lines) - lost]))
-        (population,) = executors.run_all(
-            [task], data, folder, engine.Limits(), OnAnotherDisk(other)
-        )
-        rates = task.grid["learning_rate"]
-        assert runs_stored(tmp_path, task) == [(s, x) for s in (0, 1) for x in rates]
-        assert list(other.iterdir()) == []
-    same([population], [wanted])
-
-
-def test_a_task_that_fails_costs_no_runs_of_the_others(tmp_path):
-    """The runs of a worker on another disk come when its task ends."""
-    futures = {task.name: concurrent.futures.Future() for task in TASKS}
-    bad, running, waiting = (futures[task.name] for task in TASKS)
+def test_running_tasks_end_before_the_error_of_another_is_raised(tmp_path):
+    bad, running, waiting = (concurrent.futures.Future() for _ in TASKS)
     running.set_running_or_notify_cancel()
     bad.set_exception(ValueError("out of memory"))
-    end = threading.Timer(0.2, running.set_result, [(None, b"a run\n")])
-
-    class Pool(concurrent.futures.Executor):
-        def submit(self, run, task, *args):
-            return futures[task.name]
-
-    end.start()
+    threading.Timer(0.2, running.set_result, [None]).start()
     with pytest.raises(ValueError, match="out of memory"):
-        executors.run_all(TASKS, None, tmp_path, engine.Limits(), Pool())
-    (file,) = tmp_path.glob("*.runs.jsonl")
-    assert file.name.startswith(TASKS[1].name)
-    assert file.read_bytes().strip() == b"a run"
+        swept(tmp_path, (bad, running, waiting))
+    assert running.done()
     assert waiting.cancelled()
 
 
-def test_tasks_that_fail_and_are_cancelled_at_once_are_told_apart(tmp_path):
-    """As when Dask's scheduler is lost."""
-    futures = {task.name: concurrent.futures.Future() for task in TASKS}
-    bad, *others = (futures[task.name] for task in TASKS)
-    bad.set_exception(ValueError("out of memory"))
-    for other in others:
-        other.cancel()
-        other.set_running_or_notify_cancel()
-
-    class Pool(concurrent.futures.Executor):
-        def submit(self, run, task, *args):
-            return futures[task.name]
-
-    with pytest.raises((ValueError, concurrent.futures.CancelledError)):
-        executors.run_all(TASKS, None, tmp_path, engine.Limits(), Pool())
+def test_a_worker_that_died_is_named_with_the_way_to_resume(tmp_path):
+    futures = [concurrent.futures.Future() for _ in TASKS]
+    for future in futures:  # a broken pool fails all of its tasks
+        future.set_exception(BrokenProcessPool("killed"))
+    with pytest.raises(UserError, match=r"a worker died .*killed.* resumes from them"):
+        swept(tmp_path, futures)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"executor": "dask", "scheduler": "tpc://host:1"}, "--scheduler=tpc://host:1"),
-        ({"executor": "slurm"}, "srun"),
-        ({"scheduler": "tcp://host:1"}, "add --executor=dask"),
-    ],
-)
-def test_an_executor_that_cannot_be_used_leaves_no_run(tmp_path, flags, said):
-    """And no stored settings, which another config would contradict."""
-    pytest.importorskip("distributed")
-    pytest.importorskip("submitit")
-    with pytest.raises(UserError, match=said):
-        command.run(toy_config.get_config(), tmp_path / "run", [], **flags)
-    assert not (tmp_path / "run").exists()
+def test_a_worker_without_the_folder_of_runs_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "_SOON", 0.1)
+    with pytest.raises(UserError, match="on a disk that all workers share"):
+        training.run_task(TASKS[0], None, tmp_path / "elsewhere", engine.Limits())
 
 
 def deadly(task, folder):
@@ -179,39 +86,22 @@ def runs_stored(folder, task):
 @pytest.mark.long
 def test_a_dask_worker_that_is_killed_costs_only_its_job(tmp_path):
     """By SIGKILL, when a third of the task is done; no run is done twice."""
-    pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed")
     point_by_point = engine.Limits(0.2, lanes=2)
     wanted = [
         engine.run(task, sweep_toys.stripes(), None, point_by_point) for task in TASKS
     ]
     tasks = [TASKS[0], deadly(TASKS[1], tmp_path), TASKS[2]]
-    same(on("dask", tmp_path, tasks, point_by_point), wanted)
+    local = distributed.Client(n_workers=2, threads_per_worker=1)
+    with local as client, client.get_executor() as pool:
+        found = training.run_all(
+            tasks, sweep_toys.stripes(), tmp_path / "runs", point_by_point, pool
+        )
+    same(found, wanted)
     assert (tmp_path / "died").exists()
     for task in tasks:
         rates = task.grid["learning_rate"]
         assert runs_stored(tmp_path, task) == [(s, x) for s in (0, 1) for x in rates]
-
-
-@pytest.mark.long
-def test_a_local_worker_that_is_killed_is_said_and_the_next_call_goes_on(tmp_path):
-    point_by_point = engine.Limits(0.2, lanes=2)
-    task = deadly(TASKS[1], tmp_path)
-    with pytest.raises(UserError, match=r"a worker died \(.*resumes from"):
-        on("local", tmp_path, [task], point_by_point)
-    assert len(runs_stored(tmp_path, task)) == 2
-    wanted = engine.run(TASKS[1], sweep_toys.stripes(), None, point_by_point)
-    same(on("local", tmp_path, [task], point_by_point), [wanted])
-    assert len(runs_stored(tmp_path, task)) == 6
-
-
-def test_a_missing_package_is_said_in_one_sentence(tmp_path, monkeypatch):
-    for name, module in (("dask", "distributed"), ("slurm", "submitit")):
-        monkeypatch.setitem(__import__("sys").modules, module, None)
-        with (
-            pytest.raises(UserError, match=f"pip install '..{name}.'"),
-            executors.opened(name, 1, tmp_path),
-        ):
-            pass
 
 
 def _write(folder, name, first):
@@ -232,22 +122,6 @@ def test_two_writers_do_not_corrupt_a_store(tmp_path):
     assert {seed for seed, _ in found} == set(range(400))
     lines = (tmp_path / "task.runs.jsonl").read_text().split("\n")
     assert all(json.loads(line) for line in lines if line)
-
-
-def test_a_worker_sends_all_its_runs_while_others_write(tmp_path):
-    """Half a line, which another process is writing, is not sent to the worker."""
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    runs = [{(seed, (0.5,)): Record([0.1, 0.2])} for seed in range(3)]
-    here.add("task", "key", runs[0])
-    with (tmp_path / "here" / "task.runs.jsonl").open("a") as file:
-        file.write('{"key": "key", "seed": 3, "at": [0.')
-    known = here.content("task")
-    there.append("task", known)
-    there.add("task", "key", runs[1])
-    there.add("task", "key", runs[2])
-    here.append("task", there.content("task")[len(known) :])
-    assert here.runs("task", "key") == runs[0] | runs[1] | runs[2]
-    assert here.runs("task", "another key") == {}
 
 
 @pytest.fixture(scope="module")
@@ -315,33 +189,6 @@ def test_a_run_that_cannot_fit_is_refused_in_one_sentence(data, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 1000.0)
     with pytest.raises(UserError, match=r"does not fit into memory.*memory_share"):
         engine.run(sweep_toys.task(log2_lr=(-9.0,), seeds=1), data)
-
-
-ORPHAN = """
-import os, pathlib, sys, time
-from mupax.experiments.sweep import executors
-if __name__ == "__main__":
-    with executors.opened("local", 1, pathlib.Path(".")) as pool:
-        print(pool.submit(os.getpid).result(), flush=True)
-        pool.submit(time.sleep, 600).result()
-"""
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="POSIX's signal")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_the_process_that_opened_them(number, tmp_path):
-    script = tmp_path / "orphan.py"
-    script.write_text(ORPHAN)
-    child = subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    worker = psutil.Process(int(child.stdout.readline()))
-    child.send_signal(number)
-    assert child.wait() == -number
-    child.stdout.close()
-    assert psutil.wait_procs([worker], timeout=30)[1] == []
-    with child.stderr:
-        assert b"leaked" not in child.stderr.read()
 
 
 SLOW = """

@@ -24,7 +24,7 @@ from mupax.experiments.report import (
     sentences,
 )
 from mupax.experiments.report.page import report_page
-from mupax.experiments.sweep import executors
+from mupax.experiments.sweep import training
 from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.verdict import Verdict, transfer
 
@@ -343,7 +343,7 @@ def test_a_sweep_is_extended_in_its_directory_and_no_other_is(
     monkeypatch, tmp_path, capsys
 ):
     done = []
-    monkeypatch.setattr(executors, "run_all", pretended(done))
+    monkeypatch.setattr(training, "run_all", pretended(done))
     argv = ["mupax", "sweep", f"--config={TOY}", f"--workdir={tmp_path / 'run'}"]
     assert cli.main(argv) == 0
     more = ["seeds=5", "depths=(2,4,8)", "axes.learning_rate=2**[-9:-3:1]"]

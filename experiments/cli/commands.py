@@ -37,14 +37,6 @@ def transfer(given: Parsed) -> None:
 @command(
     "sweep",
     "run a grid of hyperparameters at several model sizes, and report which transfer",
-    Flag("executor", "here", "where runs train: here (default), local, dask or slurm"),
-    Flag("workers", 2, "parallel tasks of the other executors; default: 2"),
-    Flag(
-        "scheduler",
-        None,
-        "address of a Dask scheduler, e.g. tcp://host:8786; default: a cluster on this "
-        "machine",
-    ),
     DRY_RUN,
 )
 def sweep(given: Parsed) -> None:
@@ -54,10 +46,10 @@ def sweep(given: Parsed) -> None:
 
     words = ["mupax", *given.argv]
     if given.flags["dry_run"]:
-        command.run(given.config, given.workdir, words, **given.flags)
+        command.run(given.config, given.workdir, words, dry_run=True)
         return
     with bucket.opened(given.workdir) as folder:
-        command.run(given.config, folder, words, **given.flags)
+        command.run(given.config, folder, words)
 
 
 @command(

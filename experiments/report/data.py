@@ -53,14 +53,14 @@ class Trained:
 class SweepData:
     """The results of a sweep or a transfer."""
 
-    populations: Sequence[Population]  # all runs
     base: Sizes  # where the axes cross
     labels: Mapping[str, str]  # names of parametrizations, by key, in reading order
     featured: str  # key of the parametrization that the headline is about
     steps: int  # of each run
     settings: Mapping[str, Any]  # nested plain data: config, versions, devices
     subject: str  # what was trained, in a few words
-    command: str  # the command line that makes this report again, or ""
+    command: str = ""  # the command line that makes this report again
+    populations: Sequence[Population] = ()  # all runs; none before they are trained
     target: Sizes | None = None  # where the optimum is predicted
     trained: Trained | None = None  # the target of a transfer
     compared: Sequence[Trained] = ()  # its baselines

@@ -4,11 +4,10 @@
 |---|---|
 | `api` | `mupax.sweep`: the description of a user's functions |
 | `command`, `space` | `mupax sweep`: the description of a config |
-| `description` | what both describe, and the one function that carries it out |
 | `grids` | values of a hyperparameter, and units of distance |
 | `tasks`, `functions` | a task: all runs of one model shape, of the zoo or a user's |
 | `engine`, `program` | training a task in chunks that fit into memory; its program |
-| `executors` | where tasks train: here, in processes, on Dask or Slurm |
+| `training` | all tasks, here or on an executor; tables and report |
 | `store`, `fingerprint` | finished runs on disk, and when they may be used again |
 | `cost` | `--dry_run` |
 | `results` | runs as arrays |

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
-import json
 import math
 import os
 import pathlib
@@ -22,7 +21,6 @@ from absl import logging
 from jaxtyping import Array, Float
 
 from mupax.optim.scales.display import Figures, html_table
-from mupax.zoo.addresses import public
 
 from .. import data as datasets
 from .. import report
@@ -33,11 +31,11 @@ from ..memory import check as check_memory
 from ..report import sentences
 from ..run import bucket
 from . import engine, fingerprint, grids, optima
-from .description import STORED, Description, train
 from .engine import Limits as Limits
 from .functions import KEY, FunctionTask
 from .results import Population, Sizes
 from .store import Store
+from .training import STORED, train
 
 _RESERVED = ("key", "model", "width", "depth")
 
@@ -163,7 +161,6 @@ def sweep(
     average_last: int | None = None,
     guess: float | None = None,
     folder: str | os.PathLike[str] | None = None,
-    settings: Any = None,
     executor: Any = None,
     limits: engine.Limits | None = None,
     progress: bool | None = None,
@@ -211,11 +208,8 @@ def sweep(
         a run counts as diverged only if its loss is not finite.
       folder: stores finished runs, results.csv and report.html, on a disk or in object
         storage (s3://, gs://); None for nowhere.
-      settings: JSON-ready data that describes your code. Stored runs are then used
-        wherever `settings` and the data are the same, whatever the program. Needed only
-        for programs that call back into Python.
-      executor: any `concurrent.futures.Executor`, which needs a `folder`; None for
-        this process.
+      executor: any `concurrent.futures.Executor`, whose workers see the `folder`; None
+        for this process.
       limits: of memory, and of runs at once (`Limits(lanes=...)`). Runs that train at
         once are stored at once, on accelerators by default all of a shape that fit into
         memory. On a CPU runs train in turn, and are stored every half minute.
@@ -293,7 +287,6 @@ def sweep(
             loss,
             guess,
             data="" if folder is None else fingerprint.of_arrays(data),
-            settings=_settings_text(settings),
         )
         for shape in shapes
     ]
@@ -306,9 +299,7 @@ def sweep(
             left = any(engine.missing(task, store) for task in known)
         if left:
             _check_models(tasks)
-        description = Description(
-            tasks=known,
-            limits=limits,
+        described = report.SweepData(
             base=at,
             steps=steps,
             labels={KEY: "this model"},
@@ -319,10 +310,12 @@ def sweep(
         console = rich.console.Console(stderr=True)
         visible = not console.is_jupyter if progress is None else progress
         swept = train(
-            description,
-            jax.tree.map(jnp.asarray, data),
-            place,
-            executor,
+            known,
+            described,
+            limits,
+            data=jax.tree.map(jnp.asarray, data),
+            folder=place,
+            executor=executor,
             ahead=False,  # the caller's code is traced in the caller's thread
             console=console if visible else None,
         )
@@ -468,17 +461,6 @@ def _opened(
                 f"folder={os.fspath(folder)!r} cannot be made: {error}; choose another"
             ) from None
         yield place
-
-
-def _settings_text(settings: Any) -> str | None:
-    """Settings as text, with public addresses; None if there are none."""
-    try:
-        text = json.dumps(settings, sort_keys=True)
-        return None if settings is None else public(text)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"settings must be JSON-ready data (numbers, text, lists, dicts): {error}"
-        ) from None
 
 
 def _check_executor(executor: Any, task: FunctionTask) -> None:

@@ -13,12 +13,11 @@ import rich.console
 from ..io import write_durably
 from ..run.hyperparameters import tuned
 from . import engine
-from .description import STORED, writing
-from .executors import Executor, run_all
 from .results import Population, log2, table
 from .space import SweepConfig, tasks
 from .store import Store
 from .tasks import ZooTask
+from .training import STORED, Executor, run_all, writing
 
 FOLDER = "base"  # of the tuning, in the folder of the sweep
 

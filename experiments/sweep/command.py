@@ -1,6 +1,5 @@
 """`mupax sweep`: many hyperparameters at several sizes, as tables and a report."""
 
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 
@@ -13,11 +12,11 @@ from .. import report
 from ..errors import UserError
 from ..run import workdir
 from ..run.build import build
-from . import cost, engine, executors, space
+from . import cost, engine, space
 from .at_base import as_stored, base_tasks, tune
-from .description import STORED, train
 from .space import SweepConfig
 from .store import Store
+from .training import STORED, Executor, train
 
 # Settings that may change between calls in a run directory. Stored runs are kept.
 _FREE = (
@@ -34,11 +33,9 @@ _FREE = (
 def run(
     config: ConfigDict,
     folder: str | pathlib.Path,
-    command: Sequence[str],
+    command: Sequence[str] = (),
     *,
-    executor: str = "here",
-    workers: int = 2,
-    scheduler: str | None = None,
+    executor: Executor | None = None,
     dry_run: bool = False,
 ) -> report.SweepData | None:
     """Run a sweep; the same command resumes a sweep that was killed.
@@ -47,9 +44,8 @@ def run(
       config: a sweep's config, or a training run's, whose learning rate is swept.
       folder: the run directory.
       command: the command line, for the report.
-      executor: where tasks run; see `executors.opened`.
-      workers: number of tasks that run at once.
-      scheduler: address of a Dask scheduler.
+      executor: any `concurrent.futures.Executor`, whose workers see the folder; None
+        for this process.
       dry_run: print what the sweep would cost, and return None.
 
     Raises:
@@ -58,12 +54,6 @@ def run(
     console = rich.console.Console()
     space.check_untracked(config)
     parsed = space.parse_sweep(config)
-    executors.check_name(executor, scheduler)
-    if workers < 1:
-        raise UserError(f"--workers={workers} must be at least 1")
-    share = parsed.limits.share / (1 if executor in ("here", "slurm") else workers)
-    limits = dataclasses.replace(parsed.limits, share=share)
-    parsed = dataclasses.replace(parsed, limits=limits)
     directory = pathlib.Path(folder)
     workdir.check(directory, parsed.settings(), free=_FREE)
     contents = check_data(parsed, console, directory)
@@ -72,13 +62,8 @@ def run(
         tasks = base_tasks(parsed) + space.tasks(parsed)
         cost.show(tasks, tasks[0].dataset(), console)
         return None
-    with (
-        executors.opened(executor, workers, directory, scheduler) as pool,
-        workdir.claim(directory, settings, free=_FREE),
-    ):
-        parsed = tune(parsed, directory, console, pool)
-        sweep = space.described(parsed, command)
-        data = train(sweep, None, directory, pool, console=console)
+    with workdir.claim(directory, settings, free=_FREE):
+        data = tune_and_train(parsed, directory, command, console, executor)[1]
     report.print_verdicts(data, console)
     console.print(
         f"{data.runs} runs: {directory}/results.csv, {directory}/sweep.json\n"
@@ -87,6 +72,26 @@ def run(
         soft_wrap=True,
     )
     return data
+
+
+def tune_and_train(
+    config: SweepConfig,
+    directory: pathlib.Path,
+    command: Sequence[str],
+    console: rich.console.Console,
+    executor: Executor | None = None,
+) -> tuple[SweepConfig, report.SweepData]:
+    """The sweep with its factors tuned at the base, and its trained runs."""
+    config = tune(config, directory, console, executor)
+    data = train(
+        space.tasks(config),
+        space.described(config, command),
+        config.limits,
+        folder=directory,
+        executor=executor,
+        console=console,
+    )
+    return config, data
 
 
 def check_data(

@@ -97,8 +97,6 @@ class FunctionTask(Task):
     loss: Callable[..., Float[Array, ""]]
     guess: float | None  # chance-level loss
     data: str = ""  # fingerprint
-    # The user's own description of the code; None to compare the lowered program.
-    settings: str | None = None
     program: str = ""  # fingerprint of what is computed; `bound` sets it
     parametrization: str = KEY
 
@@ -109,8 +107,8 @@ class FunctionTask(Task):
     @property
     def key(self) -> str:
         numbers = (self.steps, self.batch_size, self.average_last, self.guess)
-        code = self.program if self.settings is None else f"settings {self.settings}"
-        return f"{_VERSION}, {list(self.grid)}, {numbers}, data {self.data}, {code}"
+        known = f"{numbers}, data {self.data}, {self.program}"
+        return f"{_VERSION}, {list(self.grid)}, {known}"
 
     def bound(self, data: Any) -> "FunctionTask":
         """The same task with the fingerprint of its program.
@@ -118,17 +116,15 @@ class FunctionTask(Task):
         Called in the process that trains the task: a worker may have imported a newer
         version of the user's file than the process that sent the task.
         """
-        if self.settings is not None or self.program:
+        if self.program:
             return self
         program = fingerprint.of_training(
             self.training(data), self.grid, self.batch_size
         )
         if program is None:
             logging.warning(
-                "%s calls functions outside of its compiled program "
-                "(jax.pure_callback, io_callback or ffi_call). mupax cannot compare "
-                "them, so it is trained again in every call. To reuse its results, "
-                "pass settings=... that describes the functions.",
+                "%s calls back into Python (jax.pure_callback or io_callback). mupax "
+                "cannot compare the Python code, so it is trained again in every call.",
                 self.name,
             )
             program = f"unknown {secrets.token_hex(8)}"

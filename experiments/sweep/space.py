@@ -14,6 +14,7 @@ from mupax import optim
 from mupax.zoo.addresses import public
 from mupax.zoo.registry import default_options
 
+from .. import report
 from ..checks import (
     LARGEST,
     MOST,
@@ -41,7 +42,6 @@ from ..run.config import (
 )
 from ..run.hyperparameters import check_schedule, tunable
 from . import grids
-from .description import Description
 from .engine import Limits
 from .results import Sizes
 from .statistics import BASE
@@ -141,11 +141,9 @@ def tasks(config: SweepConfig) -> list[ZooTask]:
     ]
 
 
-def described(config: SweepConfig, command: Sequence[str] = ()) -> Description:
-    """The sweep of a config; `command` is the command line that runs it again."""
-    return Description(
-        tasks=tasks(config),
-        limits=config.limits,
+def described(config: SweepConfig, command: Sequence[str] = ()) -> report.SweepData:
+    """A report without runs; `command` is the command line that makes it again."""
+    return report.SweepData(
         base=config.sizes,
         steps=config.base.steps,
         labels={

@@ -76,31 +76,23 @@ class Store:
         return runs
 
     def add(self, name: str, key: str, runs: dict[Run, Record]) -> None:
-        """Write finished runs of a task, as `append` does."""
+        """Write finished runs of a task; they are on the disk when this returns.
+
+        Raises:
+          UserError: the folder cannot be written.
+        """
         lines = [
             json.dumps(
                 io.seal({"key": key, "seed": seed, "at": at, **record._asdict()})
             )
             for (seed, at), record in runs.items()
         ]
-        self.append(name, ("\n".join(lines) + "\n").encode())
-
-    def content(self, name: str) -> bytes:
-        """The whole lines of a task's file, for a store on another disk."""
-        return b"".join(_lines(self._path(name)))
-
-    def append(self, name: str, content: bytes) -> None:
-        """Write lines of a task; they are on the disk when this returns.
-
-        Raises:
-          UserError: the folder cannot be written.
-        """
         path = self._path(name)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as file:
                 # The newline ends a line that a killed writer cut short.
-                file.write(b"\n" + content)
+                file.write(("\n" + "\n".join(lines) + "\n").encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
