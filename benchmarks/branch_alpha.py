@@ -14,25 +14,26 @@ arXiv:2310.02244, Claim 7.2; Dey et al. 2025, arXiv:2505.01618).
 """
 
 import argparse
-import csv
-import math
 import pathlib
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from mupax.configs import gpt_sweep, vit_sweep
 from mupax.experiments.sweep import command
-from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.verdict import Transfer, transfer
 from papers import pages
 
+from . import losses
+
 FOLDER = pathlib.Path(__file__).parent
-TABLE, PAGE = FOLDER / "branch_alpha.csv", FOLDER / "results.md"
+PAGE = FOLDER / "results.md"
+TABLE = losses.Table(
+    FOLDER / "branch_alpha.csv", ("model", "alpha", "depth"), "log2_lr"
+)
 COMMAND = "python -m benchmarks.branch_alpha"
 ALPHAS = (0.5, 0.625, 0.75, 0.875, 1.0)
-BASE = 2  # blocks
-DEPTHS = {"gpt": (4, 8, 16), "vit": (4, 8)}  # beside the base, in this order
+MODELS = ("gpt", "vit")
+DEPTHS = (2, 4, 8, 16, 32)
 RATES = {"gpt": "2**[-8.5:-4.5:0.5]", "vit": "2**[-10.5:-6.5:0.5]"}
 SEEDS = 4
 
@@ -55,62 +56,31 @@ def _config(model: str) -> ConfigDict:
 def train(
     model: str, folder: pathlib.Path, dataset: str | None, data_dir: str | None
 ) -> None:
-    """Train every depth, from small to large, and write the losses after each."""
-    depths = [BASE]
-    for depth in DEPTHS[model]:
-        depths.append(depth)
+    """Train the depths that are not in the table."""
+    for depth in (depth for depth in DEPTHS if not TABLE.at(model, 1.0, depth)):
         config = _config(model)
         config.dataset = dataset or config.dataset
         config.data_dir = data_dir
-        config.sweep.depths = tuple(depths)
-        swept = command.run(config, folder, [])
+        config.sweep.depths = (depth,)
+        swept = command.run(config, folder / str(depth), [])
         assert swept is not None
-        rows = [
-            {
-                "model": model,
-                "alpha": int(population.parametrization.removeprefix("alpha_")) / 1000,
-                "depth": population.depth,
-                "log2_lr": f"{rate:g}",
-                "losses": " ".join(f"{loss:.5g}" for loss in losses),
-            }
-            for population in swept.populations
-            for rate, losses in zip(
-                population.cell().log2_lr, population.cell().loss.T, strict=True
-            )
-        ]
-        others = [row for row in table() if row["model"] != model]
-        with TABLE.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows([*others, *rows])
-
-
-def table() -> list[dict[str, str]]:
-    """The lines of the committed table; "nan" is the loss of a run that diverged."""
-    if not TABLE.exists():
-        return []
-    with TABLE.open() as file:
-        return list(csv.DictReader(file))
+        for population in swept.populations:
+            alpha = int(population.parametrization.removeprefix("alpha_")) / 1000
+            cell = population.cell()
+            found = dict(zip(cell.log2_lr.tolist(), cell.loss.T, strict=True))
+            TABLE.add(model, alpha, depth, losses=found)
 
 
 def judged(model: str, alpha: float) -> Transfer:
-    """The verdict on the learning rate over depth."""
-    rows = [
-        row for row in table() if row["model"] == model and float(row["alpha"]) == alpha
-    ]
-    cells = []
-    for depth in sorted({int(row["depth"]) for row in rows}):
-        own = [row for row in rows if int(row["depth"]) == depth]
-        rates = np.array([float(row["log2_lr"]) for row in own])
-        loss = np.array([[float(x) for x in row["losses"].split()] for row in own]).T
-        cells.append(Cell(f"{alpha}", 32, depth, rates, loss, loss[..., None], 0.0))
-    return transfer(cells, "depth", BASE)
+    """The verdict on the learning rate over the depths that have been trained."""
+    cells = [TABLE.cell(model, alpha, depth, width=32, depth=depth) for depth in DEPTHS]
+    return transfer([cell for cell in cells if cell is not None], "depth", DEPTHS[0])
 
 
 def page() -> str:
     """A line for each model and exponent; the last depth is the deepest trained."""
     text = []
-    for model in dict.fromkeys(row["model"] for row in table()):
+    for model in MODELS:
         found = {alpha: judged(model, alpha) for alpha in ALPHAS}
         depths = found[ALPHAS[0]].sizes
         heads = [f"best at {depth}" for depth in depths] + [
@@ -124,32 +94,19 @@ def page() -> str:
             "|---" * (1 + len(heads)) + "|",
         ]
         for alpha, one in found.items():
-            low, high = one.trend.interval
-            cells = ["none" if x is None else f"2^{x:.2f}" for x in one.optima]
-            cells += [
-                f"{one.trend.slope:+.2f} ({low:+.2f} to {high:+.2f})",
-                "unknown" if one.regret is None else one.regret.words,
-                _loss(one, one.cells[one.base]),
-                _loss(one, one.cells[-1]),
-            ]
+            last = one.cells[-1]
+            cells = [*losses.optima(one), losses.shift(one), losses.cost(one)]
+            rates = losses.best(one.cells[one.base]), losses.best(last)
+            cells += [losses.mean(last, rate) for rate in rates]
             text.append(f"| {alpha:g} | {' | '.join(cells)} |")
         text.append("")
     return "\n".join(text)
 
 
-def _loss(one: Transfer, tuned: Cell) -> str:
-    """The deepest model's loss at the grid point that is best for a cell."""
-    point = int(
-        np.where(tuned.diverged.any(axis=0), np.inf, tuned.loss.mean(0)).argmin()
-    )
-    loss = one.cells[-1].loss[:, point]
-    return f"{loss.mean():.3f} ± {loss.std(ddof=1) / math.sqrt(len(loss)):.3f}"
-
-
 def main() -> None:
     """Train one model, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?", choices=list(DEPTHS))
+    parser.add_argument("model", nargs="?", choices=MODELS)
     parser.add_argument("--workdir", default="runs/branch_alpha")
     parser.add_argument("--dataset")
     parser.add_argument("--data_dir")

@@ -12,7 +12,6 @@ mean of the last 1,100 steps, in benchmarks/drift.csv.
 """
 
 import argparse
-import csv
 import functools
 import itertools
 import math
@@ -28,15 +27,16 @@ from flax import nnx
 
 from mupax import optim, zoo
 from mupax.experiments.data.datasets import open_dataset
-from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.tasks import orders
 from mupax.experiments.sweep.verdict import Transfer, transfer
 from papers import pages
 
+from . import losses
+
 FOLDER = pathlib.Path(__file__).parent
-TABLE, PAGE = FOLDER / "drift.csv", FOLDER / "results.md"
+PAGE = FOLDER / "results.md"
+TABLE = losses.Table(FOLDER / "drift.csv", ("schedule", "width", "depth"), "log2_lr")
 COMMAND = "python -m benchmarks.drift"
-COLUMNS = ("schedule", "width", "depth", "log2_lr", "losses")
 SCHEDULES, WIDTHS, DEPTHS = ("constant", "cosine"), (32, 64, 128), (8, 32)
 LOWEST = {32: -9.5, 64: -8.5, 128: -8.5}  # up to 2^-5.5, in half octaves
 SEEDS, STEPS, BATCH, AVERAGED = 3, 11_000, 64, 1_100
@@ -76,15 +76,15 @@ def _trainer(schedule: str, width: int, depth: int) -> Callable[..., Any]:
 
             def mean_loss(p: Any) -> jax.Array:
                 logits = nnx.merge(graph, p, rest)(images)
-                losses = optax.softmax_cross_entropy_with_integer_labels
-                return losses(logits, labels).mean()
+                each = optax.softmax_cross_entropy_with_integer_labels
+                return each(logits, labels).mean()
 
             loss, grads = jax.value_and_grad(mean_loss)(params)
             updates, state = tx.update(grads, state, params)
             return (optax.apply_updates(params, updates), state), loss
 
-        losses = jax.lax.scan(step, (params, tx.init(params)), order)[1]
-        return losses[-AVERAGED:].mean()
+        found = jax.lax.scan(step, (params, tx.init(params)), order)[1]
+        return found[-AVERAGED:].mean()
 
     def runs(
         data: Any, seeds: jax.Array, orders: jax.Array, rate: jax.Array
@@ -102,41 +102,24 @@ def train(data_dir: str | None) -> None:
     order = orders(len(data["label"]), BATCH, range(SEEDS), STEPS)
     order = jnp.asarray(order.swapaxes(0, 1))  # seeds first
     for schedule, width, depth in itertools.product(SCHEDULES, WIDTHS, DEPTHS):
-        for rate in np.arange(LOWEST[width], -5.0, 0.5):
-            place = (schedule, str(width), str(depth), f"{rate:g}")
-            if place in {tuple(row[key] for key in COLUMNS[:-1]) for row in table()}:
-                continue
+        known = TABLE.at(schedule, width, depth)
+        for rate in (rate for rate in rates(width) if rate not in known):
             run = _trainer(schedule, width, depth)
-            losses = run(data, jnp.arange(SEEDS), order, 2.0**rate)
-            new = not TABLE.exists()
-            with TABLE.open("a", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                if new:
-                    writer.writerow(COLUMNS)
-                writer.writerow([*place, " ".join(f"{x:.5g}" for x in losses.tolist())])
-            print(*place, flush=True)
+            found = run(data, jnp.arange(SEEDS), order, 2.0**rate)
+            TABLE.add(schedule, width, depth, losses={rate: found})
 
 
-def table() -> list[dict[str, str]]:
-    """The lines of the committed table; "nan" is the loss of a run that diverged."""
-    if not TABLE.exists():
-        return []
-    with TABLE.open() as file:
-        return list(csv.DictReader(file))
+def rates(width: int) -> list[float]:
+    """The learning rates that are swept, as log2."""
+    return np.arange(LOWEST[width], -5.0, 0.5).tolist()
 
 
 def judged(schedule: str, width: int) -> Transfer | None:
-    """The verdict on the learning rate over depth; None if a depth is missing."""
-    cells = []
-    for depth in DEPTHS:
-        place = (schedule, str(width), str(depth))
-        rows = [r for r in table() if (r["schedule"], r["width"], r["depth"]) == place]
-        rates = np.array([float(row["log2_lr"]) for row in rows])
-        if len(rows) < len(np.arange(LOWEST[width], -5.0, 0.5)):
-            return None
-        loss = np.array([[float(x) for x in r["losses"].split()] for r in rows]).T
-        cells.append(Cell(schedule, width, depth, rates, loss, loss[..., None], 0.0))
-    return transfer(cells, "depth", DEPTHS[0])
+    """The verdict on the learning rate over depth; None if a run is missing."""
+    sized = {"width": width, "values": rates(width)}
+    cells = [TABLE.cell(schedule, width, n, depth=n, **sized) for n in DEPTHS]
+    known = [cell for cell in cells if cell is not None]
+    return transfer(known, "depth", DEPTHS[0]) if len(known) == len(DEPTHS) else None
 
 
 def page() -> str:
@@ -148,24 +131,13 @@ def page() -> str:
         one = judged(schedule, width)
         if one is None:
             continue
-        low, high = one.trend.interval
         least = np.nanmin(one.cells[-1].loss.mean(0))
         nats = math.nan if one.regret is None else one.regret.share * least
-        cells = ["none" if x is None else f"2^{x:.2f}" for x in one.optima]
-        cells += [
-            f"{one.trend.slope:+.2f} ({low:+.2f} to {high:+.2f})",
-            "unknown" if one.regret is None else one.regret.words,
-            f"{nats:.3f}",
-            *(_loss(cell) for cell in one.cells),
-        ]
+        cells = [*losses.optima(one), losses.shift(one), losses.cost(one)]
+        cells += [f"{nats:.3f}"]
+        cells += [losses.mean(cell, losses.best(cell)) for cell in one.cells]
         text.append(f"| {schedule}, {width} | {' | '.join(cells)} |")
     return "\n".join(text)
-
-
-def _loss(cell: Cell) -> str:
-    """The least mean loss of a cell and its standard error."""
-    loss = cell.loss[:, int(np.nan_to_num(cell.loss.mean(0), nan=np.inf).argmin())]
-    return f"{loss.mean():.3f} ± {loss.std(ddof=1) / math.sqrt(len(loss)):.3f}"
 
 
 def main() -> None:

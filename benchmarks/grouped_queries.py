@@ -10,7 +10,6 @@ that of keys and values, are swept. Losses are in benchmarks/grouped_queries.csv
 Source: arXiv:2605.15290 claims that this rate depends on r.
 """
 
-import csv
 import functools
 import pathlib
 import sys
@@ -22,10 +21,13 @@ import optax
 from flax import nnx
 
 from mupax import optim, zoo
-from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.verdict import Transfer, transfer
 
-TABLE = pathlib.Path(__file__).with_suffix(".csv")
+from . import losses
+
+TABLE = losses.Table(
+    pathlib.Path(__file__).with_suffix(".csv"), ("repeats", "log2_rate"), "log2_factor"
+)
 REPEATS, RATES, FACTORS, SEEDS = (1, 8), (-7, -6, -5), (-2, -1, 0, 1, 2, 3), 4
 STEPS, LAST, ROWS, TIME = 200, 20, 16, 32
 
@@ -73,36 +75,25 @@ def runs(tokens: jax.Array, repeats: int) -> np.ndarray:
 
     axes = jnp.arange(SEEDS), 2.0 ** jnp.array(RATES), 2.0 ** jnp.array(FACTORS)
     points = [axis.ravel() for axis in jnp.meshgrid(*axes, indexing="ij")]
-    losses = jax.jit(lambda points: jax.lax.map(run, points))(tuple(points))
-    return np.asarray(losses).reshape(SEEDS, len(RATES), len(FACTORS))
+    found = jax.jit(lambda points: jax.lax.map(run, points))(tuple(points))
+    return np.asarray(found).reshape(SEEDS, len(RATES), len(FACTORS))
 
 
 def train(text: str) -> None:
-    """Train all runs and write the table."""
+    """Train what the table lacks."""
     _, tokens = np.unique(np.frombuffer(text.encode(), np.uint8), return_inverse=True)
-    with TABLE.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["repeats", "log2_rate", "log2_factor", "losses"])
-        for repeats in REPEATS:
-            loss = runs(jnp.asarray(tokens), repeats)
-            for i, rate in enumerate(RATES):
-                for j, factor in enumerate(FACTORS):
-                    own = " ".join(f"{x:.5g}" for x in loss[:, i, j])
-                    table.writerow([repeats, rate, factor, own])
-            file.flush()
+    for repeats in (repeats for repeats in REPEATS if not TABLE.at(repeats, RATES[-1])):
+        loss = runs(jnp.asarray(tokens), repeats)
+        for i, rate in enumerate(RATES):
+            TABLE.add(
+                repeats, rate, losses=dict(zip(FACTORS, loss[:, i].T, strict=True))
+            )
 
 
 def verdict(log2_rate: int) -> Transfer:
     """Whether the best factor at r = 1 is that at r = 8, at one learning rate."""
-    with TABLE.open() as file:
-        rows = [r for r in csv.DictReader(file) if r["log2_rate"] == str(log2_rate)]
-    cells = []
-    for repeats in REPEATS:
-        own = [r["losses"].split() for r in rows if r["repeats"] == str(repeats)]
-        loss = np.array(own, float).T
-        grid = np.array(FACTORS, float)
-        cells.append(Cell("mup", 64, 1, grid, loss, loss[..., None], 0.0))
-    return transfer(cells, "repeats", sizes=REPEATS)
+    cells = [TABLE.cell(r, log2_rate, width=64, depth=1) for r in REPEATS]
+    return transfer([cell for cell in cells if cell], "repeats", sizes=REPEATS)
 
 
 if __name__ == "__main__":

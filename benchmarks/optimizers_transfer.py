@@ -19,7 +19,6 @@ learning rate costs at the largest size, as in `mupax sweep`, with 90 % interval
 """
 
 import argparse
-import csv
 import dataclasses
 import functools
 import pathlib
@@ -33,11 +32,15 @@ import optax
 from flax import nnx
 
 from mupax import optim, zoo
-from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.verdict import transfer
 
-TABLE = pathlib.Path(__file__).with_suffix(".csv")
-COLUMNS = ("model", "optimizer", "width", "depth", "seed", "log2_rate", "loss")
+from . import losses
+
+TABLE = losses.Table(
+    pathlib.Path(__file__).with_suffix(".csv"),
+    ("model", "optimizer", "width", "depth"),
+    "log2_rate",
+)
 AXES = ("width", "depth")
 SEEDS, STEPS, WARMUP, OUTPUTS = 4, 150, 15, 4
 AVERAGED = 30  # the loss is that of the last steps
@@ -64,8 +67,8 @@ def next_byte(model: nnx.Module, key: jax.Array, text: jax.Array) -> jax.Array:
     """Cross-entropy on windows of the text."""
     starts = jax.random.randint(key, (8,), 0, len(text) - 65)
     tokens = text[starts[:, None] + jnp.arange(65)].astype(int)
-    losses = optax.softmax_cross_entropy_with_integer_labels
-    return losses(model(tokens[:, :-1]), tokens[:, 1:]).mean()
+    each = optax.softmax_cross_entropy_with_integer_labels
+    return each(model(tokens[:, :-1]), tokens[:, 1:]).mean()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +164,8 @@ def trainer(model: str, name: str, width: int, depth: int) -> Callable[..., Any]
             return (optax.apply_updates(params, updates), state), loss
 
         carry = params, tx.init(params)
-        losses = jax.lax.scan(step, carry, jnp.arange(STEPS))[1]
-        return losses[-AVERAGED:].mean()
+        found = jax.lax.scan(step, carry, jnp.arange(STEPS))[1]
+        return found[-AVERAGED:].mean()
 
     def runs(seeds: jax.Array, rates: jax.Array, text: jax.Array) -> jax.Array:
         # One after another: on a CPU as fast as lanes, in the memory of one run.
@@ -175,49 +178,18 @@ def _key(seed: Any) -> jax.Array:
     return jax.random.key(seed)
 
 
-def rows() -> list[dict[str, str]]:
-    """The runs of the table."""
-    if not TABLE.exists():
-        return []
-    with TABLE.open() as file:
-        return list(csv.DictReader(file))
-
-
-def losses(model: str, name: str, size: tuple[int, int]) -> dict[float, np.ndarray]:
-    """{log2 of the rate: losses of each seed}, of the runs that are there."""
-    found: dict[float, dict[int, float]] = {}
-    for row in rows():
-        key = row["model"], row["optimizer"], int(row["width"]), int(row["depth"])
-        if key == (model, name, *size):
-            rate = float(row["log2_rate"])
-            found.setdefault(rate, {})[int(row["seed"])] = float(row["loss"])
-    return {
-        rate: np.array([each[s] for s in range(SEEDS)])
-        for rate, each in sorted(found.items())
-        if len(each) == SEEDS
-    }
-
-
 def measure(
     model: str, name: str, size: tuple[int, int], rates: list[float], text: jax.Array
 ) -> None:
     """Run what is missing of these rates, and append it to the table."""
-    known = losses(model, name, size)
-    pairs = [
-        (seed, rate) for rate in rates if rate not in known for seed in range(SEEDS)
-    ]
-    if not pairs:
+    known = TABLE.at(model, name, *size)
+    missing = [rate for rate in rates if rate not in known]
+    if not missing:
         return
-    seeds, exponents = (jnp.array(column) for column in zip(*pairs, strict=True))
-    found = trainer(model, name, *size)(seeds, 2.0**exponents, text)
-    new = not TABLE.exists()
-    with TABLE.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(COLUMNS)
-        for (seed, rate), loss in zip(pairs, found, strict=True):
-            writer.writerow((model, name, *size, seed, rate, f"{float(loss):.5g}"))
-    print(model, name, size, len(pairs), "runs", flush=True)
+    exponents, seeds = jnp.meshgrid(jnp.array(missing), jnp.arange(SEEDS))
+    found = trainer(model, name, *size)(seeds.ravel(), 2.0 ** exponents.ravel(), text)
+    found = np.asarray(found).reshape(SEEDS, len(missing))
+    TABLE.add(model, name, *size, losses=dict(zip(missing, found.T, strict=True)))
 
 
 def octaves(name: str) -> list[float]:
@@ -227,7 +199,7 @@ def octaves(name: str) -> list[float]:
 
 def grid(model: str, name: str) -> list[float]:
     """Nine half octaves around the base's best rate."""
-    wide = losses(model, name, MODELS[model].base)
+    wide = TABLE.at(model, name, *MODELS[model].base)
     best = min(
         octaves(name),
         key=lambda rate: np.nan_to_num(wide[rate].mean(), nan=np.inf),
@@ -243,19 +215,17 @@ def summary(model: str, name: str, axis: str) -> str:
         for size in MODELS[model].sizes
         if (size[1] == depth if axis == "width" else size[0] == width)
     ]
-    if not losses(model, name, (width, depth)):
+    if not TABLE.at(model, name, width, depth):
         return ""
-    rates, cells = grid(model, name), []
-    for size in kept:
-        found = losses(model, name, size)
-        if not all(rate in found for rate in rates):
-            return ""
-        loss = np.stack([found[rate] for rate in rates], axis=1)
-        cells.append(Cell(name, *size, np.array(rates), loss, loss[..., None], 0.0))
-    judged = transfer(cells, axis, width if axis == "width" else depth)
-    low, high = judged.trend.interval
-    cost = "unknown" if judged.regret is None else judged.regret.words
-    return f"{judged.trend.slope:+.2f} ({low:+.2f} to {high:+.2f}), {cost}"
+    rates = grid(model, name)
+    cells = [
+        TABLE.cell(model, name, n, m, width=n, depth=m, values=rates) for n, m in kept
+    ]
+    known = [cell for cell in cells if cell is not None]
+    if len(known) < len(cells):
+        return ""
+    judged = transfer(known, axis, width if axis == "width" else depth)
+    return f"{losses.shift(judged)}, {losses.cost(judged)}"
 
 
 def table() -> str:

@@ -145,7 +145,7 @@ def test_the_page_of_results_holds_what_the_table_says(bench):
 
 
 def test_the_table_of_optimizers_is_that_of_the_runs():
-    docs = optimizers_transfer.TABLE.parents[1] / "docs"
+    docs = optimizers_transfer.TABLE.path.parents[1] / "docs"
     page = (docs / "howto/parametrization.md").read_text()
     assert optimizers_transfer.table() in page
 
