@@ -31,6 +31,8 @@ _WRAPPERS = {
     "remat",
     "remat2",
 }
+# A product with a number, by whether each operand is one.
+_FACTORS = [("mul", [False, True]), ("mul", [True, False]), ("div", [False, True])]
 _Place = tuple[int, ...]  # of an equation in the program, and the number of its result
 
 
@@ -87,6 +89,7 @@ class Recording:
     Attributes:
       layers: by name. A product of a parameter (with its bias or gain) has the path of
         the parameter, or of the module that holds no other; further uses end in #2.
+        Outside of branches it includes numbers that multiply it, e.g. of a readout.
         Names of the sums with residual branches begin with `STREAM`.
       parameters: by path, how the program uses each.
 
@@ -114,6 +117,9 @@ class Recording:
         self._outputs: dict[str, int] = {}
         self._add_products()
         self._add_branches(Branches(self.program, self._axes))
+        for name, node in self._nodes.items():
+            if not self.layers[name].branch:
+                self._nodes[name] = self._multiplied(node)
         order = sorted(self.layers, key=lambda name: self._nodes[name].id)
         self.layers = {name: self.layers[name] for name in order}
         self._add_outputs()
@@ -195,6 +201,18 @@ class Recording:
             sums = is_sum and bool(event.axes(Use.IN))
             return user if user.at and (is_bias or sums or is_norm) else None
         return None
+
+    def _multiplied(self, node: Node) -> Node:
+        """The last product of a value with numbers, or the value."""
+        found = node
+        while len(users := self._axes.uses(node)) == 1 and users[0].at:
+            user = users[0]
+            is_number = [x is not node and x.value is not None for x in user.operands]
+            if user.op not in MOVES and (user.op, is_number) not in _FACTORS:
+                break
+            found = found if user.op in MOVES else user
+            node = user
+        return found
 
     def _add_branches(self, branches: Branches) -> None:
         for branch in branches.all:

@@ -5,7 +5,7 @@ import inspect
 import math
 import numbers
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -115,29 +115,21 @@ def coord_check(
     changes: dict[str, dict[str, np.ndarray]] = {}
     facts: dict[str, Facts] = {}
     own_loss = False
+    # Compiling takes longer than running a few steps.
+    quick = {"xla_backend_optimization_level": 1}
+    options = quick if jax.default_backend() == "cpu" else {}
     for axis, settings in sweeps.items():
         runs = [_Run(build, optimizer, loss, s, steps) for s in settings]
-        seen = []
         for run in runs:
-            program = jax.jit(jax.vmap(run, (0, None)), compiler_options=_quick())
-            seen.append(jax.device_get(program(keys, batch)))
+            program = jax.jit(jax.vmap(run, (0, None)), compiler_options=options)
+            run.result = jax.device_get(program(keys, batch))
             own_loss |= run.returned is None
-        _check_built(axis, settings, runs, seen, len(set(given)))
+        _check_built(axis, runs, len(set(given)))
         sizes[axis] = tuple(s[axis] for s in settings)
-        series = [
-            {name: _Series(x, (run.layers[name],)) for name, x in found.layers.items()}
-            for run, found in zip(runs, seen, strict=True)
-        ]
-        rows = _compare(series, axis, wanted)
+        rows = _compare(runs, axis, wanted)
         changes[axis] = {name: row.values[:, 1:] for name, row in rows.items()}
-        facts[axis] = _facts(runs, seen, rows)
+        facts[axis] = _facts(runs, rows)
     return CoordCheck(sizes, changes, tolerance, facts, own_loss)
-
-
-def _quick() -> dict[str, int]:
-    # Compiling takes longer than running a few steps.
-    cpu = jax.default_backend() == "cpu"
-    return {"xla_backend_optimization_level": 1} if cpu else {}
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -218,6 +210,7 @@ class _Run:
       carried: by path, the multiplier of the model that the optimizer's scales put into
         a parameter; None if it applies no scales.
       returned: shapes of the model's outputs; None if `loss` returns a scalar.
+      result: what was measured.
     """
 
     build: Callable[..., Any]
@@ -230,6 +223,7 @@ class _Run:
     shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     carried: dict[str, float] | None = None
     returned: Any = None
+    result: Any = None
 
     def __call__(self, key: jax.Array, batch: Any) -> _RunResult:
         model = _built(self.build, key, self.size)
@@ -348,37 +342,45 @@ def _rms(now: Activation, start: Activation | None = None) -> jax.Array:
 
 
 class _Series(NamedTuple):
-    """A layer, a stack of layers, or a layer at every size.
+    """A layer at every size.
 
     Attributes:
-      values: initial rms and its changes, (seeds, 1 + steps), (seeds, 1 + steps,
-        layers) or (sizes, 1 + steps, seeds).
-      layers: what the program says; one, or one for each layer or size.
+      values: initial rms and its changes, (sizes, 1 + steps, seeds).
+      layers: what the program of each size says.
     """
 
     values: np.ndarray
     layers: tuple[Layer, ...]
 
 
+# The values of a layer, (seeds, 1 + steps), and what the program says, by its number in
+# a stack: () for a layer alone, (3,) in a list or a scan, (3, 0) in a list of scans.
+_Stack: TypeAlias = dict[tuple[int, ...], tuple[np.ndarray, Layer]]
+
+
 def _compare(
-    runs: list[dict[str, _Series]], axis: str, wanted: re.Pattern[str] | None
+    runs: list[_Run], axis: str, wanted: re.Pattern[str] | None
 ) -> dict[str, _Series]:
     """Match the layers of all sizes by name, and by relative depth in a stack."""
-    if axis == "depth":
-        runs = _stack_lists(runs)
+    runs_stacks = _stacks(runs, lists=axis == "depth")
     if wanted is not None:
-        runs = [{k: v for k, v in run.items() if wanted.search(k)} for run in runs]
-    missing = set.union(*map(set, runs)) ^ set.intersection(*map(set, runs))
-    if missing:
+        runs_stacks = [
+            {name: stack for name, stack in stacks.items() if wanted.search(name)}
+            for stacks in runs_stacks
+        ]
+    names = [set(stacks) for stacks in runs_stacks]
+    if missing := set.union(*names) ^ set.intersection(*names):
         raise ValueError(
             f"layer {min(missing)!r} does not exist at every {axis}; pass "
             "layers=r'...' to choose layers that do"
         )
-    found = {}
-    for name in runs[0]:
-        found.update(_rows(name, [run[name] for run in runs]))
-    # Leave out layers that never change, e.g. those that only reshape the input.
-    rows = {name: row for name, row in found.items() if row.values[:, 1:].any()}
+    rows = {
+        label: row
+        for name in runs_stacks[0]
+        for label, row in _rows(name, [stacks[name] for stacks in runs_stacks])
+        # Layers that never change only reshape the input.
+        if row.values[:, 1:].any()
+    }
     if not rows and wanted is not None:
         raise ValueError(
             f"no layer that matches layers={wanted.pattern!r} changes in training"
@@ -388,92 +390,71 @@ def _compare(
     return rows
 
 
-def _rows(name: str, series: list[_Series]) -> dict[str, _Series]:
+def _rows(name: str, stacks: list[_Stack]) -> Iterator[tuple[str, _Series]]:
     """A layer, or the layers of a stack at each relative depth."""
-
-    def row(values: list[np.ndarray], layers: list[Layer]) -> _Series:
-        return _Series(np.stack(values).swapaxes(1, 2), tuple(layers))
-
-    firsts = [s.layers[0] for s in series]
-    if not all(s.values.ndim == 3 for s in series):
-        flat = [
-            v if v.ndim == 2 else np.sqrt((v**2).mean(-1))
-            for v in (s.values for s in series)
-        ]
-        return {name: row(flat, firsts)}
-    rows = {}
-    counts = [s.values.shape[-1] for s in series]
+    each = [[stack[number] for number in sorted(stack)] for stack in stacks]
+    if any(() in stack for stack in stacks):
+        squares = [np.mean([v**2 for v, _ in x], axis=0) for x in each]
+        values = np.sqrt(np.stack(squares)).swapaxes(1, 2)
+        yield name, _Series(values, tuple(x[0][1] for x in each))
+        return
     for position in _POSITIONS:
-        if all((position * count).is_integer() for count in counts):
-            last = [int(position * count) - 1 for count in counts]
-            both = list(zip(series, last, strict=True))
-            rows[f"{name}@{position:g}"] = row(
-                [s.values[..., at] for s, at in both],
-                [s.layers[at if len(s.layers) > 1 else 0] for s, at in both],
-            )
-    return rows
+        if all((position * len(x)).is_integer() for x in each):
+            at = [x[int(position * len(x)) - 1] for x in each]
+            values = np.stack([v for v, _ in at]).swapaxes(1, 2)
+            yield f"{name}@{position:g}", _Series(values, tuple(x for _, x in at))
 
 
-def _stack_lists(runs: list[dict[str, _Series]]) -> list[dict[str, _Series]]:
-    """Stack blocks whose paths differ by a number, if their count differs by size."""
+def _stacks(runs: list[_Run], lists: bool) -> list[dict[str, _Stack]]:
+    """For each size, the stacks of its layers: scans, and lists if they count.
+
+    Blocks of a list have paths that differ by a number; their count differs by size.
+    """
     counts: dict[str, list[int]] = {}
-    for i, layers in enumerate(runs):
-        for name in layers:
+    for i, run in enumerate(runs):
+        for name in run.layers:
             for pattern, _ in _patterns(name):
                 counts.setdefault(pattern, [0] * len(runs))[i] += 1
 
-    def opened(name: str) -> tuple[str, int]:
-        grows = [p for p in _patterns(name) if len(set(counts.get(p[0], ()))) > 1]
-        return grows[0] if grows else (name, 0)
+    def opened(name: str) -> tuple[str, tuple[int, ...]]:
+        grows = (p for p in _patterns(name) if len(set(counts.get(p[0], ()))) > 1)
+        return next(grows, (name, ())) if lists else (name, ())
 
-    def renamed(layer: Layer) -> Layer:
-        return dataclasses.replace(layer, branch=opened(layer.branch)[0])
-
-    stacked = []
-    for layers in runs:
-        merged: dict[str, dict[int, _Series]] = {}
-        for name, series in layers.items():
+    found = []
+    for run in runs:
+        stacks: dict[str, _Stack] = {}
+        for name, values in run.result.layers.items():
             pattern, number = opened(name)
-            merged.setdefault(pattern, {})[number] = series._replace(
-                layers=tuple(map(renamed, series.layers))
-            )
-        stacked.append({n: _joined(n not in layers, s) for n, s in merged.items()})
-    return stacked
+            layer = run.layers[name]
+            layer = dataclasses.replace(layer, branch=opened(layer.branch)[0])
+            stack = stacks.setdefault(pattern, {})
+            if values.ndim == 2:
+                stack[number] = values, layer
+            else:  # of a scan
+                for i in range(values.shape[-1]):
+                    stack[*number, i] = values[..., i], layer
+        found.append(stacks)
+    return found
 
 
-def _joined(is_list: bool, found: dict[int, _Series]) -> _Series:
-    """The blocks of a list as one stack, in the order of their numbers."""
-    series = [found[number] for number in sorted(found)]
-    if not is_list:
-        return series[0]
-    values = [s.values if s.values.ndim == 3 else s.values[..., None] for s in series]
-    layers = [
-        layer
-        for s, value in zip(series, values, strict=True)
-        for layer in s.layers * (value.shape[-1] // len(s.layers))
-    ]
-    return _Series(np.concatenate(values, -1), tuple(layers))
-
-
-def _patterns(name: str) -> list[tuple[str, int]]:
+def _patterns(name: str) -> list[tuple[str, tuple[int, ...]]]:
     """For each number in a name: (the name with "*" in its place, the number)."""
     return [
-        (f"{name[: m.start()]}*{name[m.end() :]}", int(m.group()))
+        (f"{name[: m.start()]}*{name[m.end() :]}", (int(m.group()),))
         for m in re.finditer(r"\d+", name)
     ]
 
 
-def _facts(
-    runs: list[_Run], seen: list[_RunResult], rows: Mapping[str, _Series]
-) -> Facts:
+def _facts(runs: list[_Run], rows: Mapping[str, _Series]) -> Facts:
+    seen = [run.result.parameters for run in runs]
     parameters = {
         path: (
             use,
             tuple(run.shapes[path] for run in runs),
-            np.array([np.sqrt((f.parameters[path] ** 2).mean()) for f in seen]),
+            np.array([np.sqrt((sizes[path] ** 2).mean()) for sizes in seen]),
         )
         for path, use in runs[0].parameters.items()
-        if all(path in f.parameters for f in seen)
+        if all(path in sizes for sizes in seen)
     }
     return Facts(
         {name: row.values[:, 0].mean(-1) for name, row in rows.items()},
@@ -549,20 +530,13 @@ def _transformation(
     return tx
 
 
-def _check_built(
-    axis: str,
-    settings: list[dict[str, int]],
-    runs: list[_Run],
-    seen: list[_RunResult],
-    seeds: int,
-) -> None:
+def _check_built(axis: str, runs: list[_Run], seeds: int) -> None:
     """Raise a `ValueError` if `build` ignores its size or its key."""
-    sizes = [setting[axis] for setting in settings]
-    shapes = [run.shapes for run in runs]
-    if axis == "width" and all(s == shapes[0] for s in shapes):
+    if axis == "width" and all(run.shapes == runs[0].shapes for run in runs):
+        sizes = tuple(run.size[axis] for run in runs)
         raise ValueError(
-            f"build returns parameters of the same shapes at widths {tuple(sizes)}; "
-            "does it use its width?"
+            f"build returns parameters of the same shapes at widths {sizes}; does it "
+            "use its width?"
         )
     outputs = [run.returned for run in runs]
     for other in outputs[1:]:
@@ -571,9 +545,8 @@ def _check_built(
                 f"loss returns outputs whose shape changes with {axis}: {outputs[0]} "
                 f"and {other}; return the logits, or a scalar"
             )
-    if seeds > 1 and all(
-        np.all(value == value[0]) for f in seen for value in f.parameters.values()
-    ):
+    drawn = [value for run in runs for value in run.result.parameters.values()]
+    if seeds > 1 and all(np.all(value == value[0]) for value in drawn):
         raise ValueError(
             f"build returns the same parameters for {seeds} different keys; use the "
             "key, as in nnx.Rngs(key)"

@@ -1,7 +1,6 @@
 """Hints for a coordinate check: which known mistake would give these slopes."""
 
 import enum
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,9 +48,13 @@ class Facts(NamedTuple):
     ] = {}
     scaled: bool = True
 
+    def of(self, layer: str) -> Layer:
+        """What the program of the first size says of a layer."""
+        return self.layers[layer][0] if layer in self.layers else Layer("", layer)
+
     def named(self, layer: str) -> str:
         """The name of a layer with the line of code, e.g. "head (model.py:31)"."""
-        line = self.layers[layer][0].line if layer in self.layers else ""
+        line = self.of(layer).line
         return f"{layer} ({line})" if line else layer
 
     def quote(self, layers: Sequence[str]) -> str:
@@ -62,30 +65,29 @@ class Facts(NamedTuple):
     def grows(self, path: str) -> tuple[bool, bool] | None:
         """Whether fan-in and fan-out of a matrix grow; None for vectors."""
         use, shapes, _ = self.parameters[path]
-        first = shapes[0]
-        if not (use.fan_in or use.table) or any(len(s) != len(first) for s in shapes):
+        if not (use.fan_in or use.table) or len(set(map(len, shapes))) > 1:
             return None
-        growing = {i for i in range(len(first)) if len({s[i] for s in shapes}) > 1}
+        sizes = zip(*shapes, strict=True)
+        growing = {axis for axis, each in enumerate(sizes) if len(set(each)) > 1}
         fan_in = use.table or use.fan_in
         return bool(growing & use.fan_in - use.table), bool(growing - fan_in)
 
     def is_readout(self, layer: str) -> bool:
-        if layer.partition("/")[0] == "output" and layer not in self.parameters:
-            return True
-        path = self.layers[layer][0].param if layer in self.layers else layer
-        return path in self.parameters and self.grows(path) == (True, False)
+        path = self.of(layer).param or "output"
+        if path not in self.parameters:
+            return path.partition("/")[0] == "output"
+        return self.grows(path) == (True, False)
 
     def multiplies_alike(self, layer: str) -> bool:
         """Whether a branch is multiplied alike at every size.
 
         Its multiplier may also be in the initial size of the parameter that ends it.
         """
-        layers = self.layers.get(layer, ())
-        if not layers:
+        factors = np.array([x.multiplier for x in self.layers.get(layer, ())])
+        if not factors.size:
             return False
-        factors = np.array([layer.multiplier for layer in layers])
-        if layers[0].param in self.parameters:
-            sizes = self.parameters[layers[0].param][2]
+        if (path := self.of(layer).param) in self.parameters:
+            sizes = self.parameters[path][2]
             factors = factors * (sizes if np.all(sizes > 0) else 1.0)
         return bool(factors.max() < 1.2 * factors.min())
 
@@ -112,65 +114,56 @@ def _of_axis(check: Any, axis: str) -> Iterator[str]:
     if axis == "width":
         # Whatever the slopes: Adam's updates do not depend on a weight's initial size.
         yield from _initial_sizes(check, facts, bool(wrong), bool(unclear))
-    if any(math.isnan(slopes[layer]) for layer in wrong):
+    if any(np.isnan(slopes[layer]) for layer in wrong):
         yield (
             "some activations are not finite: lower the learning rate, or, if all "
             "layers are listed, check the batch for NaN"
         )
         return
     yield from _large_steps(check, axis, [*wrong, *unclear])
-    rising = [layer for layer in wrong if slopes[layer] > 0]
+    if rising := {layer: slopes[layer] for layer in wrong if slopes[layer] > 0}:
+        yield _growing(facts, axis, rising)
     falling = [layer for layer in wrong if abs(slopes[layer] + 0.5) < 0.15]
-    if rising:
-        yield _growing(facts, axis, rising, slopes)
     if falling and axis == "width":
-        yield _falling(facts, falling, check.own_loss)
-
-
-def _growing(
-    facts: Facts, axis: str, rising: list[str], slopes: Mapping[str, float]
-) -> str:
-    """The likeliest cause of growth with an axis; in depth, of the worst branch."""
-    streams = [layer for layer in rising if layer.startswith(STREAM)]
-    worst = max(streams or rising, key=lambda layer: slopes[layer])
-    named = facts.quote(rising)
-    if not facts.scaled:
-        cause = f"the optimizer applies no scales: {_SCALES}"
-    elif axis == "width" and all(map(facts.is_readout, rising)):
-        cause = f"the readout is not scaled, hidden layers are; {_SCALES}"
-    elif axis == "width":
-        cause = f"learning rates are not scaled; {_SCALES}"
-    else:
-        cause = (
-            "has the branch mean zero over units (a ReLU's output does not)? If so, "
-            "use smaller branch multipliers or larger depths"
-        )
-    if axis == "depth" and streams:
-        layers = facts.layers.get(worst, ())
-        line = f" ({layers[0].line})" if layers else ""
-        named = f"branch ending in {worst.removeprefix(STREAM).partition('@')[0]}{line}"
-        if facts.multiplies_alike(worst):
-            cause = (
-                f"it is multiplied by {layers[0].multiplier:.3g} at every depth. "
-                "Multiply it by optim.parametrization('depth_mup').branch_multiplier("
-                f"depth / base depth), or {_SCALES}"
-            )
-    return f"{named} grows with {axis}, as {axis}^{slopes[worst]:+.2f}: {cause}"
-
-
-def _falling(facts: Facts, falling: list[str], own_loss: bool) -> str:
-    cause = (
-        "their updates are too small, e.g. under 'ntk' or because the readout was "
-        "rescaled twice"
-    )
-    if own_loss:
         cause = (
             "with cross-entropy or a squared error the loss may be the cause, because "
             "its gradient depends on the initial outputs, which fall with width under "
             "μP. Pass a loss function that returns the outputs; the check then uses a "
             "linear loss"
+            if check.own_loss
+            else "their updates are too small, e.g. under 'ntk' or because the readout "
+            "was rescaled twice"
         )
-    return f"{facts.quote(falling)} fall as width^-0.5: {cause}"
+        yield f"{facts.quote(falling)} fall as width^-0.5: {cause}"
+
+
+def _growing(facts: Facts, axis: str, rising: Mapping[str, float]) -> str:
+    """The likeliest cause of growth with an axis; in depth, of the worst branch."""
+    streams = [layer for layer in rising if layer.startswith(STREAM)]
+    worst = max(streams or rising, key=lambda layer: rising[layer])
+    layer, named = facts.of(worst), facts.quote(list(rising))
+    in_branch = axis == "depth" and bool(streams)
+    if in_branch:
+        line = f" ({layer.line})" if layer.line else ""
+        named = f"branch ending in {worst.removeprefix(STREAM).partition('@')[0]}{line}"
+    if in_branch and facts.multiplies_alike(worst):
+        cause = (
+            f"it is multiplied by {layer.multiplier:.3g} at every depth. "
+            "Multiply it by optim.parametrization('depth_mup').branch_multiplier("
+            f"depth / base depth), or {_SCALES}"
+        )
+    elif not facts.scaled:
+        cause = f"the optimizer applies no scales: {_SCALES}"
+    elif axis == "depth":
+        cause = (
+            "has the branch mean zero over units (a ReLU's output does not)? If so, "
+            "use smaller branch multipliers or larger depths"
+        )
+    elif all(map(facts.is_readout, rising)):
+        cause = f"the readout is not scaled, hidden layers are; {_SCALES}"
+    else:
+        cause = f"learning rates are not scaled; {_SCALES}"
+    return f"{named} grows with {axis}, as {axis}^{rising[worst]:+.2f}: {cause}"
 
 
 def _initial_sizes(
@@ -182,13 +175,12 @@ def _initial_sizes(
     models that multiply their weights (as in mean field) store other sizes.
     """
     x = np.log(np.asarray(check.sizes["width"], dtype=float))
-    x -= x.mean()
     for path, (use, _, rms) in facts.parameters.items():
         grows = facts.grows(path)
         shown = use.table or wrong or (unclear and grows == (True, False))
         if grows not in _EXPECTED or not np.all(rms > 0) or not shown:
             continue
-        slope, right = float(x @ np.log(rms) / (x @ x)), _EXPECTED[grows]
+        slope, right = np.polyfit(x, np.log(rms), 1)[0], _EXPECTED[grows]
         if abs(slope - right) > _NEAR:
             line = f" ({use.line})" if use.line else ""
             yield (
@@ -197,7 +189,7 @@ def _initial_sizes(
             )
 
 
-def _large_steps(check: Any, axis: str, layers: list[str]) -> Iterator[str]:
+def _large_steps(check: Any, axis: str, layers: Sequence[str]) -> Iterator[str]:
     """Hint at a learning rate so large that activations change by more than their size.
 
     Judged at the smallest model.
@@ -205,10 +197,8 @@ def _large_steps(check: Any, axis: str, layers: list[str]) -> Iterator[str]:
     smallest = int(np.argmin(check.sizes[axis]))
     facts = check.facts.get(axis, Facts())
     for layer in layers:
-        if layer not in facts.initial:
-            continue
-        start = float(facts.initial[layer][smallest])
-        change = float(np.median(check.changes[axis][layer][smallest], -1).max())
+        start = facts.initial[layer][smallest] if layer in facts.initial else 0.0
+        change = np.median(check.changes[axis][layer][smallest], -1).max()
         if 0 < start < change:
             yield (
                 f"{facts.named(layer)} changes by {change / start:.1f} times its "

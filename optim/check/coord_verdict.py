@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -23,10 +23,8 @@ _INTERVAL = 0.05
 # A few seeds estimate their own spread poorly, so the layers' median counts as this
 # many further seeds (an empirical Bayes estimate of the variance; Smyth 2004).
 _PRIOR = 4
-# Slopes of depth of correct models of finite depth, which a mistake exceeds: it gives ½
-# or more. Inside of branches both are larger, because norms in front divide by the
-# stream, whose initial size falls towards its limit with depth.
-_STREAM, _INNER = 0.45, 0.65
+# Correct models of few layers have slopes of depth up to this; a mistake gives ½.
+_FEW_LAYERS = 0.45
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -38,18 +36,21 @@ class CoordCheck:
     - ok: the interval overlaps ±`tolerance` and lies within ±¼. Exponents are multiples
       of ½, so only zero remains.
     - wrong: the interval, widened for the number of layers, lies beyond ±¼, and so does
-      the slope between the two largest sizes, with its own interval (beyond ±½ if
-      slopes fade from small to large sizes); or the layer diverged.
+      the slope between the two largest sizes (beyond ±½ if slopes fade from small to
+      large sizes); or the layer diverged.
     - unclear: neither. More seeds narrow the interval. Larger sizes remove effects of
       small models, and help where the interval is narrow, e.g. +0.18 ± 0.01.
 
     In depth, models of few layers have slopes of their own, up to ±0.45 where branch
-    multipliers are large. So slopes below that are unclear rather than wrong; below
-    0.65 for layers inside branches after which the stream does not grow with depth.
-    Smaller branch multipliers or larger depths make a correct model pass.
+    multipliers are large. So slopes below that are unclear rather than wrong. Smaller
+    branch multipliers or larger depths make a correct model pass.
 
-    A layer that is zero at initialization is not judged if its slope is negative: its
-    first changes are sums of terms of random signs, under every parametrization.
+    Two kinds of layers are not judged:
+
+    - in depth, layers inside branches after which the stream does not grow with depth:
+      the norms in front divide by the stream, whose initial size falls with depth.
+    - a layer that is zero at initialization, if its slope is negative: its first
+      changes are sums of terms of random signs, under every parametrization.
 
     Attributes:
       sizes: for each axis ("width", "depth") the sizes that were trained.
@@ -84,26 +85,26 @@ class CoordCheck:
 
         It belongs to the step whose slope is farthest from zero.
         """
-        return self._each(lambda fit: fit.worst.slope)
+        return self._each(lambda fit: float(fit.slopes[fit.worst]))
 
     @property
     def by_step(self) -> dict[str, dict[str, list[float]]]:
         """By axis and layer, the slopes after each step; NaN before it changes."""
-        return self._each(lambda fit: fit.slopes)
+        return self._each(lambda fit: fit.slopes.tolist())
 
     @property
     def errors(self) -> dict[str, dict[str, float]]:
-        """By axis and layer, the largest standard error of a slope over seeds."""
-        return self._each(lambda fit: float(np.max([s.error for s in fit.steps])))
+        """By axis and layer, the standard error over seeds of the slope."""
+        return self._each(lambda fit: float(fit.errors[fit.worst]))
 
-    @property
+    @functools.cached_property
     def verdicts(self) -> dict[str, dict[str, Verdict]]:
         """By axis and layer, the verdict; layers that are not judged are left out."""
         return {
             axis: {
-                layer: self._judge(axis, layer)
+                layer: self._judge(axis, fit, _FALSE_ALARMS / len(layers))
                 for layer, fit in layers.items()
-                if not self._starts_at_zero(axis, layer, fit)
+                if not self._excused(axis, layer)
             }
             for axis, layers in self.fits.items()
         }
@@ -112,10 +113,8 @@ class CoordCheck:
     def verdict(self) -> Verdict:
         """The overall verdict: the worst verdict of any layer."""
         verdicts = [v for layers in self.verdicts.values() for v in layers.values()]
-        for verdict in (Verdict.WRONG, Verdict.UNCLEAR):
-            if verdict in verdicts:
-                return verdict
-        return Verdict.OK
+        worst_first = (Verdict.WRONG, Verdict.UNCLEAR)
+        return next((v for v in worst_first if v in verdicts), Verdict.OK)
 
     @property
     def failed(self) -> list[tuple[str, str]]:
@@ -162,43 +161,40 @@ class CoordCheck:
             for axis, layers in self.fits.items()
         }
 
-    def _is_finite_depth(self, axis: str, layer: str) -> bool:
-        """Whether correct models of few layers have such a slope."""
-        limit = _INNER if self._is_in_flat_branch(layer) else _STREAM
-        return axis == "depth" and abs(self.slopes[axis][layer]) < limit
+    @property
+    def _edge(self) -> float:
+        return max(self.tolerance, _HALFWAY)
 
-    def _is_in_flat_branch(self, layer: str) -> bool:
-        """Whether it is in a branch after which the stream does not grow with depth."""
-        layers = self.facts.get("depth", Facts()).layers
-        branch = layers[layer][0].branch if layer in layers else ""
-        fits = self.fits.get("depth", {}).items()
-        stream = [fit for n, fit in fits if n.rpartition("@")[0] == STREAM + branch]
-        inside = bool(branch and stream) and not layer.startswith(STREAM)
-        return inside and all(map(_does_not_grow, stream))
+    def _facts(self, axis: str) -> Facts:
+        return self.facts.get(axis, Facts())
 
-    def _starts_at_zero(self, axis: str, layer: str, fit: "Fit") -> bool:
-        facts = self.facts.get(axis, Facts())
-        start = facts.initial.get(layer)
-        zero = start is not None and not np.any(start)
-        return zero and not fit.diverged and fit.worst.slope < -self.tolerance
+    def _excused(self, axis: str, layer: str) -> str:
+        """Why a layer is not judged, or ""."""
+        facts, fits = self._facts(axis), self.fits[axis]
+        start, branch = facts.initial.get(layer), facts.of(layer).branch
+        is_inside = axis == "depth" and branch and not layer.startswith(STREAM)
+        names = [name for name in fits if name.rpartition("@")[0] == STREAM + branch]
+        if fits[layer].diverged:
+            return ""
+        if is_inside and names and all(fits[name].is_flat() for name in names):
+            return "in a branch of a flat stream"
+        is_zero = start is not None and not np.any(start)
+        falls = fits[layer].slopes[fits[layer].worst] < -self.tolerance
+        return "starts at zero" if is_zero and falls else ""
 
-    def _judge(self, axis: str, layer: str) -> Verdict:
-        fits, edge = self.fits[axis], max(self.tolerance, _HALFWAY)
-        fit, chance = fits[layer], _FALSE_ALARMS / len(fits)
+    def _judge(self, axis: str, fit: "Fit", chance: float) -> Verdict:
         if fit.diverged:
             return Verdict.WRONG
-        if any(_is_beyond(step, edge, chance) for step in fit.steps):
-            excused = self._is_finite_depth(axis, layer)
-            return Verdict.UNCLEAR if excused else Verdict.WRONG
-        if all(self._is_near_zero(step, edge) for step in fit.steps):
-            return Verdict.OK
-        return Verdict.UNCLEAR
+        if np.any(fit.is_beyond(self._edge, chance)[fit.moves]):
+            is_mistake = not self._is_of_few_layers(axis, fit)
+            return Verdict.WRONG if is_mistake else Verdict.UNCLEAR
+        sizes, half = np.abs(fit.slopes), fit.half_widths(_INTERVAL)
+        is_zero = (sizes - half <= self.tolerance) & (sizes + half <= self._edge)
+        return Verdict.OK if np.all(is_zero[fit.moves]) else Verdict.UNCLEAR
 
-    def _is_near_zero(self, step: "Step", edge: float) -> bool:
-        half = step.half_width(_INTERVAL)
-        return abs(step.slope) - half <= self.tolerance and (
-            abs(step.slope) + half <= edge
-        )
+    def _is_of_few_layers(self, axis: str, fit: "Fit") -> bool:
+        """Whether correct models of few layers have such a slope."""
+        return axis == "depth" and abs(fit.slopes[fit.worst]) < _FEW_LAYERS
 
     def __repr__(self) -> str:
         sizes = "; ".join(f"{axis} {size}" for axis, size in self.sizes.items())
@@ -206,8 +202,8 @@ class CoordCheck:
 
     def __str__(self) -> str:
         lines: list[str] = []
-        for axis, layers in self._rows().items():
-            lines.append(self._title(axis))
+        for title, layers in self._tables():
+            lines.append(title)
             long = max(len(layer) for layer, *_ in layers)
             for layer, slope, verdict in layers:
                 shown = "" if verdict == Verdict.OK.upper() else f"  {verdict}"
@@ -215,34 +211,30 @@ class CoordCheck:
         return "\n".join([*lines, self._summary(), *(f"- {h}" for h in self.hints)])
 
     def _repr_html_(self) -> str:
-        tables = [
-            html_table(self._title(axis), ["layer", "slope", "verdict"], layers)
-            for axis, layers in self._rows().items()
-        ]
+        head = ["layer", "slope", "verdict"]
+        tables = [html_table(title, head, rows) for title, rows in self._tables()]
         return "".join(tables) + html_table(self._summary(), [], [], self.hints)
 
-    def _title(self, axis: str) -> str:
-        sizes = ", ".join(map(str, self.sizes[axis]))
-        return f"log |Δ activation| against log {axis} ({sizes})"
-
-    def _rows(self) -> dict[str, list[tuple[str, str, str]]]:
-        """By axis, (layer, slope ± error, verdict) as text."""
-        errors, verdicts = self.errors, self.verdicts
-        return {
-            axis: [
+    def _tables(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
+        """For each axis, a title and rows of (layer, slope ± error, verdict)."""
+        tables = []
+        for axis, fits in self.fits.items():
+            sizes = ", ".join(map(str, self.sizes[axis]))
+            rows = [
                 (
-                    self.facts.get(axis, Facts()).named(layer),
-                    f"{fit.worst.slope:+.3f} ± {errors[axis][layer]:.3f}",
-                    _word(verdicts[axis].get(layer)),
+                    self._facts(axis).named(layer),
+                    f"{fit.slopes[fit.worst]:+.3f} ± {fit.errors[fit.worst]:.3f}",
+                    self.verdicts[axis][layer].upper()
+                    if layer in self.verdicts[axis]
+                    else f"not judged ({self._excused(axis, layer)})",
                 )
-                for layer, fit in layers.items()
+                for layer, fit in fits.items()
             ]
-            for axis, layers in self.fits.items()
-        }
+            tables.append((f"log |Δ activation| against log {axis} ({sizes})", rows))
+        return tables
 
     def _summary(self) -> str:
-        count = sum(map(len, self.verdicts.values()))
-        edge = max(self.tolerance, _HALFWAY)
+        count, edge = sum(map(len, self.verdicts.values())), self._edge
         match self.verdict:
             case Verdict.OK:
                 return (
@@ -255,27 +247,30 @@ class CoordCheck:
                 )
         reasons: dict[str, list[float]] = {}
         for axis, layer in self.unclear:
-            step = self.fits[axis][layer].worst
-            size, half = abs(step.slope), step.half_width(_INTERVAL)
-            reason = "too uncertain: use more seeds or larger sizes"
-            if math.isinf(half):
-                reason = "of unknown error: use more than one seed"
-            elif size > self.tolerance and self._is_finite_depth(axis, layer):
-                reason = (
-                    "below what a mistake in depth gives: use smaller branch "
-                    "multipliers or larger depths, and more seeds if errors are large"
-                )
-            elif self.tolerance < size - half and size + half <= edge:
-                reason = (
-                    f"surely between ±{self.tolerance:g} and ±{edge:g}: use larger "
-                    "sizes, as more seeds would not change that"
-                )
-            reasons.setdefault(reason, []).append(step.slope)
+            fit = self.fits[axis][layer]
+            slope = float(fit.slopes[fit.worst])
+            reasons.setdefault(self._why_unclear(axis, fit), []).append(slope)
         parts = [
             f"{len(slopes)} (up to {max(slopes, key=abs):+.2f}) {reason}"
             for reason, slopes in reasons.items()
         ]
         return f"unclear: none of {count} slopes is wrong; {'; '.join(parts)}"
+
+    def _why_unclear(self, axis: str, fit: "Fit") -> str:
+        size, half = abs(fit.slopes[fit.worst]), fit.half_widths(_INTERVAL)[fit.worst]
+        if math.isinf(half):
+            return "of unknown error: use more than one seed"
+        if size > self.tolerance and self._is_of_few_layers(axis, fit):
+            return (
+                "below what a mistake in depth gives: use smaller branch multipliers "
+                "or larger depths, and more seeds if errors are large"
+            )
+        if self.tolerance < size - half and size + half <= self._edge:
+            return (
+                f"surely between ±{self.tolerance:g} and ±{self._edge:g}: use larger "
+                "sizes, as more seeds would not change that"
+            )
+        return "too uncertain: use more seeds or larger sizes"
 
     @overload
     def plot(self, path: None = None) -> Figures: ...
@@ -302,10 +297,7 @@ class CoordCheck:
                 "plotting needs matplotlib: pip install '.[train]' in a clone of mupax"
             ) from None
         # Figure rather than pyplot, which has global state and needs a display.
-        drawn = {
-            axis: _draw(figure.Figure, self, axis, layers)
-            for axis, layers in self.changes.items()
-        }
+        drawn = {axis: _draw(figure.Figure, self, axis) for axis in self.changes}
         if path is None:
             return Figures(drawn.values())
         stem, suffix = os.path.splitext(os.fspath(path))
@@ -317,153 +309,115 @@ class CoordCheck:
         return written
 
 
-def _word(verdict: Verdict | None) -> str:
-    return "not judged (starts at zero)" if verdict is None else verdict.upper()
-
-
-def _draw(
-    make: Any, check: CoordCheck, axis: str, layers: Mapping[str, np.ndarray]
-) -> Any:
+def _draw(make: Any, check: CoordCheck, axis: str) -> Any:
+    layers, fits, sizes = check.changes[axis], check.fits[axis], check.sizes[axis]
     steps = next(iter(layers.values())).shape[1]
     canvas = make(figsize=(3.2 * steps + 2.4, 3.6))
-    panels = canvas.subplots(1, steps, sharex=True, sharey=True, squeeze=False)
-    slopes = check.by_step[axis]
-    for step, panel in enumerate(panels[0]):
+    panels = canvas.subplots(1, steps, sharex=True, sharey=True, squeeze=False)[0]
+    for step, panel in enumerate(panels):
         for layer, change in layers.items():
-            label = f"{layer}  {slopes[layer][step]:+.2f}"
+            label = f"{layer}  {fits[layer].slopes[step]:+.2f}"
             mean = np.exp(_log(change[:, step]).mean(axis=-1))
-            panel.plot(check.sizes[axis], mean, marker="o", label=label)
-        panel.set(xscale="log", yscale="log", xlabel=axis)
-        panel.set_xticks(check.sizes[axis], map(str, check.sizes[axis]))
+            panel.plot(sizes, mean, marker="o", label=label)
+        panel.set(xscale="log", yscale="log", xlabel=axis, title=f"step {step + 1}")
+        panel.set_xticks(sizes, map(str, sizes))
         panel.minorticks_off()
-        panel.set_title(f"step {step + 1}")
-    panels[0][-1].legend(
+    panels[-1].legend(
         title="layer  slope",
         fontsize="x-small",
         loc="center left",
         bbox_to_anchor=(1, 0.5),
     )
-    panels[0][0].set_ylabel("rms change of the activation")
+    panels[0].set_ylabel("rms change of the activation")
     return canvas
 
 
 # --- fits ---
 
 
-class Step(NamedTuple):
-    """The line fitted to log |Δ activation| after one step.
+class Fit(NamedTuple):
+    """The lines fitted to log |Δ activation| of one layer, one after each step.
 
     Attributes:
-      slope: against log size, the mean over seeds; nan if a size did not change.
-      error: its standard error over seeds; nan if there is one.
-      steady: the standard error, pooled with those of the other layers.
+      slopes: against log size, means over seeds; NaN if a size did not change.
+      errors: their standard errors over seeds; NaN if there is one seed.
+      steady: the standard errors, pooled with those of the other layers; infinite if
+        they are not known.
+      heads, tails: slopes between the two smallest and the two largest sizes.
+      moves: the steps that are judged: those after which the layer has changed at any
+        size. Before a readout of zeros, no layer changes in the first step.
+      diverged: whether a change is not finite.
       freedom: degrees of freedom of `steady`.
-      head: the slope between the two smallest sizes.
-      tail: the slope between the two largest sizes.
-      tail_half_width: half of the 90 % interval of `tail`.
-      moves: whether the layer changes at any size. Before a readout of zeros, no layer
-        changes in the first step.
     """
 
-    slope: float
-    error: float
-    steady: float
-    freedom: float
-    head: float
-    tail: float
-    tail_half_width: float
-    moves: bool
-
-    def half_width(self, chance: float) -> float:
-        """Half-width of the interval that misses the slope with this probability."""
-        if not self.freedom > 0:
-            return math.inf
-        quantile = special.stdtrit(self.freedom, 1 - chance / 2)
-        return float(quantile) * self.steady
-
-
-class Fit(NamedTuple):
-    """The lines of one layer, for the steps after which it has changed.
-
-    `slopes` are those after every step; NaN before it has changed.
-    """
-
-    steps: tuple[Step, ...]
+    slopes: np.ndarray
+    errors: np.ndarray
+    steady: np.ndarray
+    heads: np.ndarray
+    tails: np.ndarray
+    moves: np.ndarray
     diverged: bool
-    slopes: list[float]
+    freedom: int
 
     @property
-    def worst(self) -> Step:
-        """The step whose slope is farthest from zero."""
-        return max(self.steps, key=lambda s: (math.isnan(s.slope), abs(s.slope)))
+    def worst(self) -> int:
+        """The judged step whose slope is farthest from zero."""
+        sizes = np.where(np.isnan(self.slopes), np.inf, np.abs(self.slopes))
+        return int(np.argmax(np.where(self.moves, sizes, -1)))
 
+    def half_widths(self, chance: float) -> np.ndarray:
+        """Half-widths of the intervals that miss a slope with this probability."""
+        quantile: float = special.stdtrit(self.freedom, 1 - chance / 2)
+        return quantile * self.steady
 
-def _does_not_grow(fit: Fit) -> bool:
-    return not fit.diverged and all(
-        -_STREAM < step.slope <= step.slope + step.half_width(_INTERVAL) <= _HALFWAY
-        for step in fit.steps
-    )
+    def is_flat(self) -> bool:
+        """Whether it surely does not grow, and falls less than a mistake does."""
+        most = self.slopes + self.half_widths(_INTERVAL)
+        is_flat = (self.slopes > -_FEW_LAYERS) & (most <= _HALFWAY)
+        return not self.diverged and bool(np.all(is_flat[self.moves]))
 
-
-def _is_beyond(step: Step, edge: float, chance: float) -> bool:
-    if not abs(step.slope) - step.half_width(chance) > edge:
-        return False
-    # A slope that fades with size is a correction of small models, not an exponent.
-    head, tail = (
-        local * math.copysign(1, step.slope) for local in (step.head, step.tail)
-    )
-    lowest = tail - step.tail_half_width
-    return lowest > edge and not (tail < 0.8 * head and tail < 0.5)
+    def is_beyond(self, edge: float, chance: float) -> np.ndarray:
+        """Whether slopes are beyond ±edge, also between the largest sizes."""
+        heads, tails = (x * np.sign(self.slopes) for x in (self.heads, self.tails))
+        # A slope that fades with size is a correction of small models, not an exponent.
+        lasts = tails > np.clip(0.8 * heads, edge, max(edge, 0.5))
+        return lasts & (np.abs(self.slopes) - self.half_widths(chance) > edge)
 
 
 def _fit_layers(
     sizes: Sequence[int], layers: Mapping[str, np.ndarray]
 ) -> dict[str, Fit]:
-    x = np.log(np.asarray(sizes, dtype=float))
-    order = np.argsort(x)
-    raw = {name: list(_steps(x[order], c[order])) for name, c in layers.items()}
-    seeds = next(iter(layers.values())).shape[-1]
-    freedom = seeds - 1
-    errors = [s.error for steps in raw.values() for s in steps]
-    known = [e for e in errors if math.isfinite(e)]
-    usual = float(np.median(known)) if known else math.nan
-    fits = {}
-    for name, steps in raw.items():
-        moved = [_steadied(s, usual, freedom) for s in steps if s.moves] or steps
-        diverged = not np.all(np.isfinite(layers[name]))
-        fits[name] = Fit(tuple(moved), diverged, [s.slope for s in steps])
-    return fits
-
-
-def _steadied(step: Step, usual: float, freedom: int) -> Step:
-    if not (freedom > 0 and math.isfinite(step.error)):
-        return step
-    total = freedom + _PRIOR
-    square = (freedom * step.error**2 + _PRIOR * usual**2) / total
-    return step._replace(steady=square**0.5, freedom=total)
-
-
-def _steps(x: np.ndarray, change: np.ndarray) -> Iterator[Step]:
-    """Fit each step of (sizes, steps, seeds)."""
-    centred = x - x.mean()
-    for y in np.moveaxis(_log(change), 1, 0):  # (sizes, seeds)
-        moves = bool(np.any(y > -np.inf))
-        # If a size did not change, its logarithm is infinite and the slope NaN.
-        with np.errstate(invalid="ignore"):
-            slopes = centred @ y / (centred**2).sum()
-            local = np.diff(y, axis=0) / np.diff(x)[:, None]  # (intervals, seeds)
-            error, half = _seed_errors(slopes, local[-1])
-            slope, head, tail = (float(s.mean()) for s in (slopes, *local[[0, -1]]))
-        yield Step(slope, error, math.nan, 0, head, tail, half, moves)
-
-
-def _seed_errors(slopes: np.ndarray, tails: np.ndarray) -> tuple[float, float]:
-    """The slope's standard error, and the half-width of the tail's 90 % interval."""
-    count = len(slopes)
-    if count == 1:
-        return math.nan, 0.0
-    error, spread = (s.std(ddof=1) / math.sqrt(count) for s in (slopes, tails))
-    return float(error), float(special.stdtrit(count - 1, 1 - _INTERVAL) * spread)
+    order = np.argsort(sizes)
+    x = np.log(np.asarray(sizes, dtype=float))[order]
+    y = _log(np.stack(list(layers.values())))[:, order]  # layers, sizes, steps, seeds
+    seeds, centred = y.shape[-1], x - x.mean()
+    # If a size did not change, its logarithm is infinite and the slope NaN.
+    with np.errstate(invalid="ignore"):
+        each = np.tensordot(centred, y, (0, 1)) / (centred**2).sum()
+        local = np.diff(y, axis=1) / np.diff(x)[:, None, None]
+        errors = np.full(each.shape[:-1], np.nan)
+        if seeds > 1:
+            errors = each.std(-1, ddof=1) / seeds**0.5
+        slopes, heads, tails = (s.mean(-1) for s in (each, local[:, 0], local[:, -1]))
+    freedom, known = seeds - 1 + _PRIOR, np.isfinite(errors)
+    usual = np.median(errors[known]) if known.any() else np.inf
+    squares = ((seeds - 1) * errors**2 + _PRIOR * usual**2) / freedom
+    steady = np.where(known, squares**0.5, np.inf)
+    moves = np.any(y > -np.inf, axis=(1, 3))
+    moves |= ~np.any(moves, axis=1, keepdims=True)
+    return {
+        name: Fit(
+            slopes[i],
+            errors[i],
+            steady[i],
+            heads[i],
+            tails[i],
+            moves[i],
+            not np.all(np.isfinite(change)),
+            freedom,
+        )
+        for i, (name, change) in enumerate(layers.items())
+    }
 
 
 def _log(change: np.ndarray) -> np.ndarray:
