@@ -61,10 +61,12 @@ def train(
         config = _config(model)
         config.dataset = dataset or config.dataset
         config.data_dir = data_dir
-        config.sweep.depths = (depth,)
-        swept = command.run(config, folder / str(depth), [])
+        config.sweep.depths = sorted({DEPTHS[0], depth})  # the base, stored
+        swept = command.run(config, folder, [])
         assert swept is not None
         for population in swept.populations:
+            if population.depth != depth:
+                continue
             alpha = int(population.parametrization.removeprefix("alpha_")) / 1000
             cell = population.cell()
             found = dict(zip(cell.log2_lr.tolist(), cell.loss.T, strict=True))

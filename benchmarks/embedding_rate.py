@@ -8,8 +8,9 @@ For vocabularies far larger than the width, Hayou & Liu 2025 (arXiv:2506.15025) 
 that the embedding's rate falls too, as 1/√width: by half an octave a doubling. A GPT of
 two blocks trains on bytes and on 2,048 tokens of byte-pair encoding, with a factor on
 the embedding's rate, at widths 32 to 256. Context 64, batch size 8, 300 steps of Adam
-with warm-up and cosine decay, four seeds, all fixed before the first run. Losses are in
-benchmarks/embedding_rate.csv. An interrupted call resumes.
+with warm-up and cosine decay, four seeds, fixed before the first run; the grid of
+factors was moved up after the first width. Losses are in benchmarks/embedding_rate.csv.
+An interrupted call resumes.
 """
 
 import argparse
@@ -41,8 +42,8 @@ def _config(text: pathlib.Path, tokenizer: str, width: int) -> ConfigDict:
     config.model.tied = False
     config.modules = ConfigDict({"embedding": {"pattern": "^embedding$"}})
     rates = "2**[-7.5:-5.5]"  # around the base's best in benchmarks/branch_alpha.csv
-    config.sweep.axes = ConfigDict({"learning_rate": rates, FACTOR: "2**[-5:2]"})
-    config.sweep.widths = (width,)
+    config.sweep.axes = ConfigDict({"learning_rate": rates, FACTOR: "2**[0:7]"})
+    config.sweep.widths = sorted({WIDTHS[0], width})
     config.sweep.depths = (2,)
     config.sweep.seeds = SEEDS
     config.sweep.only = ("completep",)
@@ -69,9 +70,9 @@ def train(text: pathlib.Path, folder: pathlib.Path) -> None:
             continue
         tokenizer = _tokenizer(text, folder, vocabulary)
         config = _config(text, tokenizer, width)
-        swept = command.run(config, folder / f"{vocabulary}-{width}", [])
+        swept = command.run(config, folder / str(vocabulary), [])
         assert swept is not None
-        cell = swept.populations[0].cell(FACTOR)
+        cell = swept.populations[-1].cell(FACTOR)
         found = dict(zip(cell.log2_lr.tolist(), cell.loss.T, strict=True))
         TABLE.add(vocabulary, width, losses=found)
 

@@ -537,6 +537,9 @@ class Axes:
         if node.op in MOVES and len(node.operands) == 1:
             labels = self._modulated(node.operands[0])
             return self._moved(node, [labels]) if labels else ()
+        if node.op == "carry":
+            labels = self._modulated(node.operands[0])
+            return labels if self._is_square(labels) else ()
         if node.op not in ("mul", "add", "sub", "div", "select_n"):
             return ()
         sides = [self._modulated(operand) for operand in node.operands]
@@ -546,7 +549,12 @@ class Axes:
             self._add_gains(node, sides)
         matrix = len([axes for axes in joined if axes]) > 1
         whole = all(x or n == 1 for x, n in zip(joined, node.shape, strict=True))
-        return joined if matrix and (whole or node.op == "mul") else ()
+        kernel = whole or node.op == "mul" or self._is_square(joined)
+        return joined if matrix and kernel else ()
+
+    def _is_square(self, labels: Labels) -> bool:
+        """Whether two axes grow: a matrix of each example, as in linear attention."""
+        return len([axes for axes in labels if axes & self.growing]) > 1
 
     def _kernel_of(self, node: Node, contracted: Sequence[int]) -> Labels:
         """The axes of a product's kernel that depends on data; () for an activation."""
@@ -557,7 +565,8 @@ class Axes:
         equal = [self._spread.get(x.id, NONE) for x in node.operands if x.data]
         styled = any(a in axes for a in free for axes in equal)
         whole = all(x or n == 1 for x, n in zip(labels, node.shape, strict=True))
-        return labels if free and (whole or styled) else ()
+        square = self._is_square(labels)
+        return labels if free and (whole or styled or square) else ()
 
     def _op_ragged_dot_general(self, node: Node) -> None:
         if self._is_kernel(node.operands[1]):

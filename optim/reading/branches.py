@@ -48,6 +48,11 @@ class End:
     unit: float = 1.0
     array: float = 1.0
 
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it multiplies the value, as kernels and gains do; a bias is added."""
+        return self.node.op not in ("add", "sub")
+
 
 class Failure(Exception):
     """A value is not linear in any parameter; `node` is the reason."""
@@ -462,7 +467,7 @@ class Branches:
         if not ends:
             return self.inner(end)
         for one in ends:
-            if one.node.op not in ("add", "sub"):
+            if one.is_kernel:
                 return one.factor * one.array
         return ends[0].factor * ends[0].array
 

@@ -1,6 +1,7 @@
 """Compare the programs of base and target: roles, depth, branches and constants."""
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -110,6 +111,8 @@ class Comparison:
         self.fractional, self.training = fractional, training
         self._averaged: list[Branch] = []  # terms of means over layers
         self._found: dict[str, ParamScale] = {}
+        # By sum, the constants between it and the end of a branch that are not its own.
+        self._of_branches: dict[int, float] = {}
         self._leaves, small = large.leaves, others[0].leaves
         wide = others[1].leaves if len(others) > 1 else large.leaves
         to_small, to_wide = (Pairing(self._leaves, x) for x in (small, wide))
@@ -495,9 +498,11 @@ class Comparison:
         """Check the branches' constants, and carry them where there are none."""
         ratios = []
         for branch, like in self._twins(counted):
-            ratios.append(branch.constant / like.constant if like else 1.0)
+            ratios.append(1.0)
             if like:
-                self._check_ends_agree(branch, like)
+                own, of_kernels = self._of_widths(branch, like, depth, point)
+                self._check_ends_agree(branch, like, own if of_kernels else 1.0)
+                ratios[-1] = branch.constant / like.constant / own
         if depth == 1:
             for branch, ratio in zip(counted, ratios, strict=True):
                 if not _alike(ratio, 1):
@@ -532,11 +537,105 @@ class Comparison:
     def _ends(self, branch: Branch) -> set[str]:
         return {self.large.path(end) for end in branch.ends}
 
-    def _check_ends_agree(self, branch: Branch, twin: Branch) -> None:
-        """Raise a `ValueError` if only a part of a branch is multiplied."""
+    def _of_widths(
+        self,
+        branch: Branch,
+        like: Branch,
+        depth: float,
+        point: Parametrization | None,
+    ) -> tuple[float, bool]:
+        """The part of a branch's constant that belongs to widths rather than to depth.
+
+        A sum of products of activations owns the factor that it needs, or its root, up
+        to the next kernel. A kernel owns the inverse root of its fan-in, as in the NTK
+        parametrization, and carries the inverse, as it does outside of branches.
+
+        Returns:
+          The part, and whether it is that of the kernels which end the branch.
+        """
+        ratio = branch.constant / like.constant
+        points = [point] if point else map(parametrization, ("depth_mup", "completep"))
+        wanted = [1.0, *(depth**-p.alpha for p in points)] if depth != 1 else [1.0]
+        sums = self._sums_before(branch, like)
+        options = [(1.0, False)]
+        options += [(n**power, False) for _, n, _ in sums for power in (-1.0, -0.5)]
+        kernels = [self.large.path(end) for end in branch.ends if end.is_kernel]
+        if kernels and self._divides_by_roots(branch):
+            fan_in = max(self._found[path].width_in for path in kernels)
+            options.insert(0, (fan_in**-0.5, True))
+        own, of_kernels = next(
+            (x for x in options if any(_alike(ratio / x[0], one) for one in wanted)),
+            (1.0, False),
+        )
+        for path in kernels if of_kernels else ():
+            self._found[path] = dataclasses.replace(self._found[path], carried=1 / own)
+        for now, _, constant in sums:
+            self._of_branches[now.node.id] = constant / (1 if of_kernels else own)
+        return own, of_kernels
+
+    def _sums_before(
+        self, branch: Branch, like: Branch
+    ) -> list[tuple[Sum, float, float]]:
+        """Sums within a branch that share constants with the kernels that end it.
+
+        Returns:
+          Each with its growth, and the ratio of these constants to those of the base.
+        """
+        found = []
+        now, then = self._sums_of(self.large, branch), self._sums_of(self.small, like)
+        for (one, later), (other, before) in zip(now, then, strict=False):
+            if one.size != other.size and not _alike(later, before):
+                found.append((one, one.size / other.size, later / before))
+        return found
+
+    @staticmethod
+    def _sums_of(model: _Model, branch: Branch) -> list[tuple[Sum, float]]:
+        """Sums within a branch, with their constants before the kernel that ends it."""
+        inputs = [
+            model.branches.trunk(x)[0]
+            for end in branch.ends
+            if end.is_kernel
+            for x in end.node.operands
+            if x.data
+        ]
+        return [
+            (each, model.sums.later(each, inputs[0]))
+            for each in model.sums.all
+            if inputs and each.node.id in branch.inside
+        ]
+
+    def _divides_by_roots(self, branch: Branch) -> bool:
+        """Whether all other kernels are divided by the root of their fan-in.
+
+        Those of the branch, or if it has none, those of the model.
+        """
+        inside = set(self._paths(self.large, branch)) & self._roots.keys()
+        found = [self._roots[path] for path in inside or self._roots]
+        return bool(found) and all(found)
+
+    @functools.cached_property
+    def _roots(self) -> dict[str, bool]:
+        """Which kernels, but those that end branches, are divided by such a root."""
+        ends = {path for each in self.large.branches.all for path in self._ends(each)}
+        found = {}
+        for path in self._found.keys() - ends:
+            role, before = self.large.roles[path], self.small.roles[self.twin[path]]
+            nodes = [x.node for x in (role, before) if x and x.node is not None]
+            fan_in = self._found[path].width_in
+            if fan_in != 1 and len(nodes) == 2:
+                found[path] = _alike(self._ratio(*nodes), fan_in**-0.5)
+        return found
+
+    def _check_ends_agree(self, branch: Branch, twin: Branch, own: float) -> None:
+        """Raise a `ValueError` if only a part of a branch is multiplied.
+
+        Args:
+          branch, twin: a branch and that of the base.
+          own: the part of the constant that belongs to its kernels alone.
+        """
         before = {self.small.path(e): e.factor for e in twin.ends}
         ratios = {
-            path: end.factor / factor
+            path: end.factor / factor / (own if end.is_kernel else 1.0)
             for end in branch.ends
             if (factor := before.get(self.twin[path := self.large.path(end)]))
         }
@@ -668,6 +767,7 @@ class Comparison:
         ratio = scale / first
         for one, other in zip(now.sides, then.sides, strict=True):
             ratio *= self._side(self.large, one)[1] / self._side(self.small, other)[1]
+        ratio /= self._of_branches.get(now.node.id, 1.0)
         return then.size / now.size / ratio
 
     def _carry_sum(
@@ -728,7 +828,7 @@ class Comparison:
             ends = model.branches.ends(node)
         except Failure:
             return [], model.branches.inner(node) * model.branches.unit(node)
-        kernels = [e for e in ends if e.node.op not in ("add", "sub")] or ends
+        kernels = [e for e in ends if e.is_kernel] or ends
         return ends, kernels[0].factor * kernels[0].unit
 
     def _key(self, model: _Model, of: Sum) -> tuple[Any, ...]:

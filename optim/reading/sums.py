@@ -52,6 +52,14 @@ class Sums:
             return None
         return result
 
+    def later(self, of: Sum, node: Node) -> float:
+        """The constants of a sum that stand after a value which is computed from it."""
+        whole = self._matters(of.node)
+        before = constant_that_matters(
+            of.node, self._axes.uses, {*self._outputs, node.id}, self._is_layer
+        )
+        return whole / before if whole and before else 1.0
+
     def is_scale_free(self, node: Node) -> bool:
         """Whether multiplying a value by a constant changes no result."""
         return self._matters(node) is None

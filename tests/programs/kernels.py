@@ -549,3 +549,38 @@ def kernels_rounded_to_learned_steps(n, L):
         return x @ p["out"]
 
     return p, X, call
+
+
+def _divided(depth):
+    def make(n, L):
+        p = zeros(**{"in": (5, n)}, out=(n, 3))
+        p["b"] = layers(L, u=(n, n), d=(n, n), c=(n,))
+
+        def call(p, x):
+            x = x @ p["in"] / 5**0.5
+            for w in p["b"]:
+                y = jax.nn.relu(x @ w["u"] / n**0.5) @ w["d"] / n**0.5 + w["c"]
+                x = x + (y / L if depth else y)
+            return x @ p["out"] / n**0.5
+
+        return p, X, call
+
+    return make
+
+
+@program(
+    {"in": "I", "out": "O", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/c": "Ve"},
+    deep=True,
+    carries={"out|.*[ud]": 2.0},
+)
+def kernels_divided_by_the_root_of_their_fan_in(n, L):
+    return _divided(False)(n, L)
+
+
+@program(
+    {"in": "I", "out": "O", r"b/\d/u": "Hb", r"b/\d/d": "Hb", r"b/\d/c": "Vb"},
+    deep=True,
+    carries={"out|.*[ud]": 2.0},
+)
+def kernels_divided_by_the_root_of_their_fan_in_and_the_depth(n, L):
+    return _divided(True)(n, L)

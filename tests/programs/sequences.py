@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from .kit import layers, program, tokens, zeros
 from .plain import S, T, X, norm
@@ -506,3 +507,86 @@ def character_cnn_with_words_and_lstm(n):
         return scan_time(step, (jnp.zeros((2, n)),) * 2, x) @ p["out"]
 
     return p, (tokens(2, 6), tokens(2, 6, 4)), call
+
+
+@program({"in": "I", "out": "O", "[qkv]|w": "H", "o": "H"})
+def linear_attention_with_a_learned_state(n):
+    """The state begins at w, and is a kernel of the queries."""
+    p = zeros(**{"in": (7, n)}, w=(4, n // 4, n // 4), out=(n, 3))
+    p |= {name: jnp.zeros((n, n)) for name in "qkvo"}
+
+    def head(w, q, k, v):
+        def step(w, now):
+            q, k, v = now
+            w = w + jnp.outer(k, v) / (n // 4)
+            return w, norm(q @ w)
+
+        return lax.scan(step, w, (q, k, v))[1]
+
+    def call(p, x):
+        x = p["in"][x]
+        q, k, v = (heads(x @ p[name], n // 4) for name in "qkv")
+        y = jax.vmap(jax.vmap(head), in_axes=(None, 0, 0, 0))(p["w"], q, k, v)
+        return norm(x + flat(y) @ p["o"]) @ p["out"]
+
+    return p, T, call
+
+
+@program({"in": "I", "out": "O", "[qkvo]|w/[ud]": "H"})
+def inner_steps_on_the_kernels_of_a_small_network(n):
+    """As in test-time training: the state is a network that each token trains."""
+    p = zeros(**{"in": (7, n)}, w={"u": (n, 2 * n), "d": (2 * n, n)}, out=(n, 3))
+    p |= {name: jnp.zeros((n, n)) for name in "qkvo"}
+
+    def inner(w, x):
+        return x + norm(jax.nn.gelu(x @ w["u"]) @ w["d"])
+
+    def step(w, now):
+        q, k, v = now
+        grads = jax.grad(lambda w: jnp.mean((inner(w, k) - v) ** 2))(w)
+        w = jax.tree.map(lambda w, g: w - 0.1 * g, w, grads)
+        return w, inner(w, q)
+
+    def call(p, x):
+        x = p["in"][x]
+        times = [(x @ p[name]).swapaxes(0, 1) for name in "qkv"]
+        y = lax.scan(step, p["w"], times)[1].swapaxes(0, 1)
+        return norm(x + y @ p["o"]) @ p["out"]
+
+    return p, T, call
+
+
+def linear_attention_in_branches(of_queries, of_values):
+    """A model whose queries and values have these constants, of head size and depth."""
+
+    def make(n, L):
+        p = zeros(**{"in": (7, n)}, out=(n, 3))
+        p["b"] = layers(L, q=(n, n), k=(n, n), v=(n, n), o=(n, n))
+        size = n // 4
+
+        def call(p, x):
+            x = p["in"][x]
+            for w in p["b"]:
+                q, k, v = (heads(norm(x) @ w[name], size) for name in "qkv")
+                scores = jnp.tril((q * of_queries(size, L)) @ k.swapaxes(-1, -2))
+                x = x + flat(scores @ v * of_values(size, L)) @ w["o"]
+            return norm(x) @ p["out"]
+
+        return p, T, call
+
+    return make
+
+
+@program({"in": "I", "out": "O", r"b/\d/[qkv]": "Hb", r"b/\d/o": "He"}, deep=True)
+def linear_attention_whose_values_are_divided_by_the_head_size(n, L):
+    return linear_attention_in_branches(lambda d, L: 1, lambda d, L: 1 / d)(n, L)
+
+
+@program({"in": "I", "out": "O", r"b/\d/[qkvo]": "Hb"}, deep=True)
+def linear_attention_whose_values_are_divided_by_the_depth(n, L):
+    return linear_attention_in_branches(lambda d, L: 1 / d, lambda d, L: 1 / L)(n, L)
+
+
+@program({"in": "I", "out": "O", r"b/\d/[qkvo]": "Hb"}, deep=True)
+def linear_attention_whose_values_are_divided_by_both(n, L):
+    return linear_attention_in_branches(lambda d, L: 1, lambda d, L: 1 / d / L)(n, L)
