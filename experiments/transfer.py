@@ -175,15 +175,13 @@ def _baseline_config(key: str, config: SweepConfig, target: RunConfig) -> RunCon
 
 def _diverged(prepared: PreparedRun, folder: pathlib.Path) -> report.Trained:
     """A diverged run as the report shows it."""
-    lines = records.read(folder)
     return report.Trained(
         sizes=space.sizes_of(prepared.config),
         learning_rate=prepared.config.learning_rate,
         parameters=prepared.program.parameters,
         train_loss=None,
         test_accuracy=None,
-        curve=records.curve_of(lines),
-        evals=records.evals_of(lines),
+        evals=records.evals_of(records.read(folder)),
         checkpoint="",
         seconds=0.0,
     )
@@ -199,7 +197,6 @@ def _shown(
         parameters=prepared.program.parameters,
         train_loss=trained.train_loss,
         test_accuracy=trained.test_accuracy,
-        curve=trained.curve,
         evals=trained.evals,
         checkpoint=_below(directory, trained),
         seconds=trained.seconds,

@@ -70,6 +70,5 @@ def swept(found=None, **changes):
         "settings": {"config": {"sweep": {"depths": [4, 8]}}, "machine": {"jax": "1"}},
         "subject": "residual MLP on digits, Adam",
         "command": "mupax sweep --config digits_resmlp --workdir runs/sweep",
-        "target": Sizes(256, 64),
     }
     return SweepData(**{**given, **changes})

@@ -22,7 +22,7 @@ import pytest
 
 from mupax.experiments.sweep import optima, statistics
 from mupax.experiments.sweep.regret import regret
-from mupax.experiments.sweep.results import Cell, Sizes
+from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.verdict import Verdict, transfer
 
 DATA = pathlib.Path(__file__).with_name("digits_16_seeds.csv")
@@ -182,15 +182,12 @@ def made(
     skew=0.0,
     at=-7.0,
     grid=EVEN,
-    fresh=None,
 ):
     """Cells of five depths and their true curves: log2 loss against log2 rate.
 
     `alike` is the correlation of a seed's noise between depths; `level` is the noise
-    that all learning rates share. The grid's position is drawn. What depths do not
-    share is drawn from `fresh`, by default `rng`.
+    that all learning rates share. The grid's position is drawn.
     """
-    fresh = rng if fresh is None else fresh
     grid = grid + rng.uniform(-0.5, 0.5)
     shared = rng.normal(size=(seeds, 1)), rng.normal(size=(seeds, len(grid)))
     own = math.sqrt(1 - alike)
@@ -202,7 +199,7 @@ def made(
             return curvature * (x - best) ** 2 + skew * (x - best) ** 3
 
         drawn = [
-            size * (math.sqrt(alike) * one + own * fresh.normal(size=one.shape))
+            size * (math.sqrt(alike) * one + own * rng.normal(size=one.shape))
             for size, one in zip((level, noise), shared, strict=True)
         ]
         loss = np.exp2(true(grid) + drawn[0] + drawn[1])
@@ -319,38 +316,3 @@ def test_regrets_of_noisier_sizes_hold_what_the_docs_say(seeds, times):
 @pytest.mark.parametrize(("seeds", "times"), [(2, 4), (2, 10), (3, 10), (6, 4)])
 def test_regrets_of_noisier_sizes_hold_what_the_docs_say_long(seeds, times):
     check_unequal_regret(seeds, times, 1500)
-
-
-def check_predicted(seeds, alike, trials):
-    """A line over depth and one over width that share the base and the seeds."""
-    held = 0
-    sizes = {"depth": (4, 8, 16, 32), "width": (32, 64, 128, 256)}
-    for start in range(trials):
-        rng = np.random.default_rng(start)
-        given = CASES["digits"] | {"shift": -0.3, "alike": alike, "noise": 0.3}
-        line = made(rng, seeds, **given)[0]  # optima at -7, -7.3, ...
-        # The seeds of both lines are as alike as those of two depths.
-        again = np.random.default_rng(start)
-        wide = made(again, seeds, **given, fresh=rng)[0]
-        wide[1] = line[1]
-        trends = {
-            "depth": statistics.trend(line[:4], sizes["depth"]),
-            "width": statistics.trend(wide[:4], sizes["width"]),
-        }
-        found = statistics.predicted(trends, Sizes(64, 8), Sizes(512, 64))
-        low, high = found["interval"]
-        held += low <= -7.3 - 0.3 * 6 <= high
-    print("predicted", seeds, alike, held / trials)
-    assert least(held, trials, 0.95)
-
-
-@pytest.mark.parametrize("alike", [0.0, 0.9])
-def test_predicted_optima_hold_the_truth(alike):
-    check_predicted(3, alike, 100)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("alike", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("seeds", [2, 3, 4, 6])
-def test_predicted_optima_hold_the_truth_long(seeds, alike):
-    check_predicted(seeds, alike, 400)

@@ -34,7 +34,6 @@ def trained(**changes):
         "learning_rate": 2**-6.5,
         "train_loss": 0.0104,
         "test_accuracy": 0.972,
-        "curve": [(s, 2.3 * math.exp(-s / 90) + 0.01) for s in range(1, 601)],
         "evals": [
             (s, 2.0 * math.exp(-s / 110) + 0.09, 0.972 - 0.6 * math.exp(-s / 60))
             for s in range(100, 601, 100)
@@ -107,9 +106,9 @@ def test_the_page_has_its_sections_alternatives_and_command(report):
     reader = Reader(report.read_text())
     assert reader.ids == [
         *("learning_rate-depth", "learning_rate-width"),
-        *("target", "settings"),
+        "settings",
     ]
-    assert len(reader.alts) == 4
+    assert len(reader.alts) == 3
     assert all(len(alt) > 40 for alt in reader.alts)
     assert "mupax transfer --config digits_resmlp --workdir runs/demo" in reader.text
     for said in ("97.2%", "sweep.depths", "runs/demo/target/600", *LABELS.values()):
@@ -303,12 +302,6 @@ def test_one_evaluation_draws_no_picture_of_the_result():
     assert not target_figures.has_result(data)
     body = report_page(data, dpi=20).partition("<main>")[2]
     assert body.index("<h1>") < body.index("<img")
-
-
-def test_the_opening_needs_no_training_curve():
-    short = {key: {"curve": []} for key in ("target", "base", "sp")}
-    (axes,) = target_figures.result_figure(opened(**short)).axes
-    assert axes.get_xlim() == (0, 600)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.1), (1.6, 2.3), (0.1, 0.9), (1, 90)])

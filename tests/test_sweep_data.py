@@ -153,7 +153,7 @@ def test_every_packaged_config_can_be_trained(name):
 def test_a_training_config_is_a_sweep_around_its_learning_rate():
     found = space.parse_sweep(parse(["sweep", "--config=digits"]).config)
     assert found.sizes == (64, 8)
-    assert found.target_sizes == (128, 16)
+    assert space.sizes_of(found.target) == (128, 16)
     np.testing.assert_allclose(
         np.log2(found.axes["learning_rate"]), np.arange(-12, -5), atol=1e-6
     )
@@ -164,7 +164,7 @@ def test_a_training_config_gets_the_section_that_is_overridden():
     words += ["--config.sweep.axes.b1=(0.8,0.9)", "--config.batch_size=32"]
     found = space.parse_sweep(parse(["sweep", *words]).config)
     assert found.seeds == 4
-    assert found.target_sizes == (256, 16)
+    assert space.sizes_of(found.target) == (256, 16)
     assert found.axes["b1"] == (0.8, 0.9)
     assert found.base.batch_size == 32
     with pytest.raises(UserError, match="sedes"):

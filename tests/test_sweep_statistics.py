@@ -177,21 +177,12 @@ def test_a_verdict_that_is_not_known_is_never_said_to_be():
 def test_the_verdict_goes_into_the_json():
     found = populations(-1.0, 4, 0.1)
     one = told(found)
-    table = transfers.verdicts(transfers.transfers(found, BASE), BASE)
+    table = transfers.verdicts(transfers.transfers(found, BASE))
     row = table["learning_rate"]["p"]["depth"]
     assert row["verdict"] == one.verdict
     assert row["regret"]["of"] == 8
     assert row["regret"]["at"] == 64
     assert row["regret"]["interval"][1] == pytest.approx(one.regret.high, abs=1e-4)
-
-
-def test_the_prediction_follows_the_line_to_the_target():
-    swept, target = populations(-0.5, 4, 0.05), statistics.Sizes(512, 512)
-    table = transfers.verdicts(transfers.transfers(swept, BASE), BASE, target)
-    found = table["learning_rate"]["p"]["predicted"]
-    low, high = found["interval"]
-    assert low < -7 - 0.5 * 6 < high
-    assert found["optimum"] == pytest.approx(-10, abs=0.5)
 
 
 def test_a_product_is_seen_along_one_axis_at_the_best_of_the_other():

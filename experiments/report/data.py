@@ -28,7 +28,6 @@ class Trained:
     learning_rate: float  # before scaling
     train_loss: float | None  # at the end; None if it diverged
     test_accuracy: float | None  # at the end
-    curve: Sequence[tuple[int, float]]  # (step, training loss)
     evals: Sequence[tuple[int, float, float]]  # (step, test loss, test accuracy)
     checkpoint: str  # path of the last one
     seconds: float
@@ -61,7 +60,6 @@ class SweepData:
     subject: str  # what was trained, in a few words
     command: str = ""  # the command line that makes this report again
     populations: Sequence[Population] = ()  # all runs; none before they are trained
-    target: Sizes | None = None  # where the optimum is predicted
     trained: Trained | None = None  # the target of a transfer
     compared: Sequence[Trained] = ()  # its baselines
 
@@ -94,8 +92,7 @@ class SweepData:
     @functools.cached_property
     def verdicts(self) -> dict[str, Any]:
         """All verdicts as JSON-ready data; see `sweep.transfers.verdicts`."""
-        judged = [*self.transfers, *self.over_training]
-        return verdicts(judged, self.base, self.target)
+        return verdicts([*self.transfers, *self.over_training])
 
     @property
     def text(self) -> bool:

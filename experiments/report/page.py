@@ -19,7 +19,7 @@ from . import heatmap_figure, sentences
 from .data import Axis, SweepData
 from .style import DPI, render, styled
 from .sweep_figure import sweep_figure
-from .target_figures import has_result, result_figure, target_figure
+from .target_figures import has_result, result_figure
 
 Draw = Callable[[], Figure]
 
@@ -56,7 +56,6 @@ def report_page(data: SweepData, dpi: int = DPI) -> str:
     sections = [
         *(_loss(data, name, axis) for name in data.names for axis in data.axes),
         *_heatmaps(data),
-        *_target(data),
     ]
     draws = {section.id: section.draw for section in sections}
     if has_result(data):
@@ -101,7 +100,6 @@ class Section:
     alt: str  # describes the picture for people who cannot see it
     text: str = ""  # shown above the picture
     caption: str = ""  # shown below the picture
-    note: str = ""  # shown below the caption
 
 
 def _loss(data: SweepData, name: str, axis: Axis) -> Section:
@@ -157,27 +155,6 @@ def _heatmaps(data: SweepData) -> list[Section]:
             )
             sections.append(section)
     return sections
-
-
-def _target(data: SweepData) -> list[Section]:
-    """The training of the target, of a transfer."""
-    trained = data.trained
-    if trained is None:
-        return []
-    title = sentences.target(data)
-    section = Section(
-        id="target",
-        over="the target",
-        held=data.labels.get(data.featured, data.featured),
-        title=title,
-        draw=functools.partial(target_figure, data),
-        alt=f"{title} Training and test loss over steps.",
-        text="The target was not tuned. Its learning rate before scaling, "
-        f"{trained.learning_rate:.3g}, is that of the base (width {data.base.width}, "
-        f"depth {data.base.depth}).",
-        note=f"Checkpoint: {trained.checkpoint}",
-    )
-    return [section]
 
 
 # ----- Files, durations and settings as the template shows them.

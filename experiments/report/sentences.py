@@ -5,7 +5,7 @@ words for hyperparameters and their values those of `mupax.experiments.sweep.gri
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -230,29 +230,6 @@ def _base_value(data: SweepData, name: str) -> str | None:
     return None if found is None else grids.text(name, found.log2_lr)
 
 
-def prediction(data: SweepData, name: str, key: str) -> Mapping[str, Any] | None:
-    """The predicted optimum at the target, or None; see `statistics.predicted`."""
-    found = data.verdicts[name].get(key, {}).get("predicted")
-    # An optimum at the edge of the grid may lie beyond it.
-    edge = any(t.at_edge for t in data.transfers if (t.name, t.key) == (name, key))
-    return None if edge or data.target is None else found
-
-
-def target_size(data: SweepData) -> str:
-    """The target's sizes, or ""."""
-    sizes = data.target
-    return f"width {sizes.width}, depth {sizes.depth}" if sizes else ""
-
-
-def _predicted(data: SweepData, name: str, key: str) -> str:
-    """The predicted optimum and its interval, or ""."""
-    found = prediction(data, name, key)
-    if found is None:
-        return ""
-    low, high = (grids.text(name, x) for x in found["interval"])
-    return f"{grids.text(name, found['optimum'])} (95 %: {low} to {high})"
-
-
 def next_steps(data: SweepData) -> list[str]:
     """What to do next: one sentence for each step."""
     if all(dead(p) for p in data.of(data.main)):
@@ -329,15 +306,6 @@ def groups(data: SweepData) -> list[dict[str, Any]]:
                 }
                 for t in data.shown
                 if t.name == name
-            ],
-            "predicted": [
-                {
-                    "label": label,
-                    "text": f"predicted at {target_size(data)}: {text}",
-                    "featured": key == data.main,
-                }
-                for key, label in data.keys.items()
-                if (text := _predicted(data, name, key))
             ],
         }
         for name in data.names

@@ -1,9 +1,8 @@
-"""The result of the target and its baselines, and the target's training."""
+"""The result of the target and its baselines."""
 
 import math
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -11,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from ..sweep.statistics import BASE
 from . import sentences
 from .data import SweepData, Trained
-from .style import POINTS, canvas, end_label, log_ticks, mark_empty, ramp
+from .style import POINTS, canvas, end_label, ramp
 
 _HEIGHT = 3.3  # of the result's panel, in inches
 _LIGHT, _DARK = ramp(2)
@@ -69,29 +68,3 @@ def _look(run: Trained) -> tuple[str, dict[str, Any]]:
         return "small network, where it was tuned", {"color": _LIGHT}
     dashed = {"color": "#7c8494", "linestyle": (0, (4, 1.5))}
     return "large network, without mupax's scaling", dashed
-
-
-def target_figure(data: SweepData) -> Figure:
-    """The target's training and test losses over steps."""
-    assert data.trained is not None
-    figure = canvas(3.7)
-    _draw_losses(figure.subplots(), data.trained)
-    return figure.figure
-
-
-def _draw_losses(ax: Any, data: Trained) -> None:
-    ax.set(xlabel="step", ylabel="loss")
-    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    # Non-finite losses make gaps in the line.
-    train = np.array(data.curve, dtype=float).reshape(-1, 2)
-    tests = np.array([e[:2] for e in data.evals], dtype=float).reshape(-1, 2)
-    losses = np.concatenate([train, tests])[:, 1]
-    if not (np.isfinite(losses) & (losses > 0)).any():
-        ax.set(xticks=[], yticks=[])
-        mark_empty(ax)
-        return
-    ax.set_yscale("log")
-    ax.plot(*train.T, color=_DARK, lw=1.4, label="training")
-    ax.plot(*tests.T, color=_LIGHT, lw=1.6, ls=(0, (4, 1.5)), marker="o", label="test")
-    log_ticks(ax.yaxis, *ax.get_ylim())
-    ax.legend(loc="upper right", ncols=2)

@@ -88,11 +88,6 @@ class SweepConfig:
         """The base's width and depth."""
         return sizes_of(self.base)
 
-    @property
-    def target_sizes(self) -> Sizes | None:
-        """The target's width and depth."""
-        return None if self.target is None else sizes_of(self.target)
-
     def settings(self) -> dict[str, Any]:
         """The settings that all runs of a run directory share, as JSON-ready data."""
         settings = self.base.loss_settings() | {"seed": self.base.seed}
@@ -156,7 +151,6 @@ def described(config: SweepConfig, command: Sequence[str] = ()) -> report.SweepD
         subject=subject(config.settings()),
         settings={"config": config.settings()},
         command=shlex.join(map(public, command)),
-        target=config.target_sizes,
     )
 
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from scipy import special
@@ -29,7 +29,6 @@ class Trend:
     freedom: int  # degrees of freedom of the error; 0 for one seed
     sizes: tuple[int, ...]  # widths or depths, rising
     optima: tuple[float | None, ...]  # coordinate at each size; None: nothing trained
-    draws: np.ndarray  # resampled (intercept at size 1, slope), shape (resamples, 2)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -85,22 +84,22 @@ def trend(cells: Sequence[Cell], sizes: Sequence[int]) -> Trend:
     )
     x = np.log2(np.asarray(sizes, float))
     if None in located or len(sizes) < 2:
-        nothing = np.full((1, 2), math.nan)
-        return Trend(math.nan, math.nan, 0, sizes, located, nothing)
-    line = _line(x, np.array(located, float)[None])[0]
+        return Trend(math.nan, math.nan, 0, sizes, located)
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()  # of the least squares
+    slope = float(np.array(located, float) @ weights)
     seeds = min(len(c.loss) for c in cells)
     if seeds < 2:
-        return Trend(float(line[1]), math.nan, 0, sizes, located, line[None])
+        return Trend(slope, math.nan, 0, sizes, located)
     rng = np.random.default_rng(0)
     shape = (_RESAMPLES, len(cells))
     drawn = np.stack([_resampled(cell, rng) for cell in cells], axis=1)
-    spread = (_line(x, drawn) - line) * math.sqrt(seeds / (seeds - 1))
+    spread = (drawn @ weights - slope) * math.sqrt(seeds / (seeds - 1))
     fits = [optima.fit(cell) for cell in cells]
     grid = np.array([0.0 if f is None else f.place_error for f in fits])
-    draws = line + spread + _line(x, grid * rng.normal(size=shape))
-    error = float(draws[:, 1].std(ddof=1))
+    spread += (grid * rng.normal(size=shape)) @ weights
+    error = float(spread.std(ddof=1))
     freedom = len(sizes) * (seeds - 1)
-    return Trend(float(line[1]), error, freedom, sizes, located, draws)
+    return Trend(slope, error, freedom, sizes, located)
 
 
 def along(
@@ -126,38 +125,3 @@ def _resampled(cell: Cell, rng: np.random.Generator) -> np.ndarray:
         # A grid point at which any seed diverged is left out, as for the optimum.
         mean = np.where(np.isnan(whole), np.nan, log_loss[seeds].mean(axis=1))
     return optima.vertices(np.asarray(cell.log2_lr, float), mean)[0]
-
-
-def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """(intercept, slope) of each row of y."""
-    design = np.stack([np.ones_like(x), x], axis=1)
-    return np.linalg.lstsq(design, y.T, rcond=None)[0].T
-
-
-def predicted(
-    trends: Mapping[str, Trend], base: Sizes, target: Sizes
-) -> dict[str, Any] | None:
-    """The optimum at a target size, extrapolated along depth and width from `base`.
-
-    Returns:
-      "optimum", a coordinate, and "interval", its 95 % interval; None where the trends
-      have no error.
-    """
-    count = min(len(t.draws) for t in trends.values())
-    if count < 2:
-        return None
-    lines = []
-    for axis, line in trends.items():
-        start, end = (math.log2(getattr(s, axis)) for s in (base, target))
-        at_base = line.draws[:count, 0] + line.draws[:count, 1] * start
-        lines.append((at_base, line.draws[:count, 1] * (end - start)))
-    draws = sum(p[0] for p in lines) / len(lines) + sum(p[1] for p in lines)
-    if not np.isfinite(draws).all():
-        return None
-    freedom = min(t.freedom for t in trends.values())
-    middle = float(np.mean(draws))
-    wide = float(np.std(draws, ddof=1)) * float(special.stdtrit(freedom, 0.975))
-    return {
-        "optimum": round(middle, 3),
-        "interval": [round(middle - wide, 3), round(middle + wide, 3)],
-    }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .results import Cell, Population, Sizes
-from .statistics import AXES, Trend, along, predicted
+from .statistics import AXES, along
 from .verdict import Transfer, transfer
 
 
@@ -90,24 +90,9 @@ def over_training(
     return out
 
 
-def verdicts(
-    judged: Sequence[Transfer], base: Sizes, target: Sizes | None = None
-) -> dict[str, Any]:
-    """All verdicts as JSON-ready data, by hyperparameter, parametrization and axis.
-
-    With a target, also "predicted", the optimum there.
-    """
+def verdicts(judged: Sequence[Transfer]) -> dict[str, Any]:
+    """All verdicts as JSON-ready data, by hyperparameter, parametrization and axis."""
     out: dict[str, Any] = {}
     for one in judged:
-        by_key = out.setdefault(one.name, {}).setdefault(one.key, {})
-        by_key[one.axis] = one.to_json()
-    if target is not None:
-        for name, by_key in out.items():
-            for key in by_key:
-                chosen = (t for t in judged if (t.name, t.key) == (name, key))
-                lines: dict[str, Trend] = {
-                    t.axis: t.trend for t in chosen if t.axis in AXES
-                }
-                if len(lines) == 2:
-                    by_key[key]["predicted"] = predicted(lines, base, target)
+        out.setdefault(one.name, {}).setdefault(one.key, {})[one.axis] = one.to_json()
     return out
