@@ -124,23 +124,21 @@ def test_an_unknown_config_key_is_named(capsys, tmp_path):
     message = refused(
         capsys, "transfer", *TOY, f"--workdir={tmp_path}/x", "--config.sweep.sedes=3"
     )
-    assert "sedes" in message
-    assert "seeds" in message
+    assert "no key sweep.sedes; its keys are" in message
+    assert "did you mean 'seeds'?" in message
     assert not (tmp_path / "x").exists()
 
 
 def test_an_unknown_flag_is_named(capsys):
     assert "wrokdir" in refused(capsys, "transfer", *TOY, "--wrokdir=x")
     said = refused(capsys, "sweep", *TOY, "--halving=2")  # a flag of earlier versions
-    assert "Unknown command line flag 'halving'" in said
+    assert "there is no flag --halving=2; see mupax sweep --help" in said
     assert said.count("\n") == 1
 
 
 def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):
-    said = refused(capsys, "transfer", *TOY, "--config.sweep.dephts=3")
-    assert "no key sweep.dephts; did you mean 'depths'?" in said
     said = refused(capsys, "transfer", *TOY, "--config.nope=3")
-    assert said.endswith("no key nope; docs/reference/config.md lists all keys\n")
+    assert said.endswith("no key 'nope'; docs/reference/config.md lists all keys\n")
     assert "'x'" in refused(capsys, "coord-check", *TOY, "--seeds=x")
 
 
@@ -172,32 +170,20 @@ def test_flags_set_options_that_the_config_leaves_out():
         ("model.a.b=3", "resmlp has no option 'a'"),
         ("model.width.x=3", "no key model.width.x: model.width is a value, not a"),
         ("dataset.x=3", "dataset is a value, not a section; set all of it by --c"),
-        (
-            "augment[0]=3",
-            "augment is a value, not .*; set all of it by --config.au",
-        ),
-        ("augment[9].degrees=3", "augment is a value, not a section"),
-        ("sweep.choices.x=3", "sweep.choices is a value, not a section"),
+        ("augment[0]=3", "--config.augment.0. is not a key"),
+        ("sweep.choices.x=3", "no effect on `mupax train`"),
         (
             "model.=3",
             "--config.model. is not a key; write e.g. --config.mod",
         ),
         ("mixup=1e-320", "mixup=1e-320 does not fit into float32; it must be 0, or"),
         ("optimizer.eps=1e39", "eps=1e.39 does not fit into float32"),
-        ("keep_best=3.5", "--config.keep_best is '3.5'; it must be True or False"),
+        ("keep_best=3.5", "keep_best is 3.5; it must be True or False"),
         ("sweep.base_axes.momentun=3", "no effect on `mupax train`"),
         ("model.out_features=5", "5, but digits gives 10; use other data, or leave"),
         ("model.input_shape=(4, 4, 1)", r"digits gives \(8, 8, 1\); set data.image"),
         ("model.base_width=5", "model.base_width has no effect.*; set base_width"),
-        ("schedule.warmup=0.1", "config.schedule.warmup is '0.1'; it must be a"),
-        (
-            "sweep.axes.lr='2**[-8:-4]'",
-            "^a sweep has no axis 'lr'; its axes are .*learning_",
-        ),
-        (
-            "sweep.axes.learning_rat=1",
-            "weight_decay; did you mean 'learning_rate'",
-        ),
+        ("schedule.warmup=0.1", "schedule.warmup is 0.1; it must be a whole number"),
     ],
 )
 def test_an_option_that_does_not_exist_is_named(word, said):
@@ -234,6 +220,7 @@ def test_a_missing_config_lists_the_packaged_ones(capsys):
         ("target.parametrization=mup", "depth_mup, sp"),
         ("sweep.parametrizations.sp.name=spp", "nearest is 'sp'"),
         ("sweep.base_axes.momentun=(1,)", "has 'momentun', which is not a number"),
+        ("sweep.axes.learning_rat=1", "has 'learning_rat', which is not a number"),
         ("sweep.average_last=31", "more than the 30 steps of a run"),
         ("optimizer.name=adm", "adam"),
         ("model.name=resmpl", "resmlp"),

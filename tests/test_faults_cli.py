@@ -80,7 +80,7 @@ def test_help_of_every_command_names_each_of_its_flags(capsys, name):
 
 def test_a_number_that_is_none_is_named(capsys):
     said = refused(capsys, "coord-check", TOY, "--tolerance=x")
-    assert "--tolerance is 'x'; it must be a number" in said
+    assert "argument --tolerance: invalid float value: 'x'" in said
 
 
 def test_a_command_with_a_slip_is_told_the_nearest(capsys):
@@ -98,11 +98,6 @@ def test_a_pattern_that_names_no_model_is_refused(capsys):
 def test_models_prints_the_names_that_match(capsys):
     assert mupax("models", "res*", "--names") == 0
     assert capsys.readouterr().out.split() == zoo.list_models("res*")
-
-
-@pytest.mark.parametrize("flag", ["--flagfile=/dev/stdin", "--undefok=zzz"])
-def test_flags_of_absl_are_refused(capsys, flag):
-    assert "Unknown command line flag" in refused(capsys, "train", TOY, flag, "--zzz=1")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .flags import CONFIG, WORKDIR, Flag, Parsed, describe, parse, wrapped
+from .flags import Flag, Parsed, parse, parser, wrapped
 
 Run = Callable[[Parsed], int | None]
 
@@ -18,7 +18,6 @@ class Command:
       run: takes the parsed command line; returns the exit status, or None for 0.
       flags: its own flags.
       config: whether it takes `--config`, its overrides and `--workdir`.
-      workdir: whether its help shows `--workdir` too.
       words: maximal number of arguments without dashes.
       arguments: their help text.
       examples: command lines, shown last.
@@ -28,7 +27,6 @@ class Command:
     run: Run
     flags: Sequence[Flag] = ()
     config: bool = True
-    workdir: bool = True
     words: int = 0
     arguments: str = ""
     examples: str = ""
@@ -40,13 +38,9 @@ class Command:
 
     def help(self, name: str) -> str:
         """The output of `mupax NAME --help`."""
-        flags = list(self.flags)
-        if self.config:
-            flags = [*CONFIG, *([WORKDIR] if self.workdir else []), *flags]
-        known = "\n".join(filter(None, [self.arguments, describe(flags, name)]))
-        summary = wrapped(f"mupax {name}: {self.summary}")
-        parts = [summary, known, self.examples]
-        return "\n\n".join(filter(None, parts))
+        summary = "\n\n".join(filter(None, [wrapped(self.summary), self.arguments]))
+        texts = {"description": summary, "epilog": self.examples}
+        return parser(name, self.flags, config=self.config, **texts).format_help()
 
 
 COMMANDS: dict[str, Command] = {}

@@ -96,10 +96,9 @@ def evaluate(given: Parsed) -> None:
         "topology",
         "",
         "accelerators, e.g. v6e:16x16,v5p:4x4x4,gpu:8",
-        required="give one or more, e.g. v6e:16x16,h100:8",
+        required=True,
     ),
     Flag("batch_sizes", "", "e.g. 1024,4096; default: the config's batch size"),
-    workdir=False,
 )
 def plan(given: Parsed) -> None:
     """Compile the training step for each topology and print its needs."""
@@ -112,7 +111,6 @@ def plan(given: Parsed) -> None:
     "explain",
     "print role, initialization and learning rate of each parameter of a config's "
     "model",
-    workdir=False,
 )
 def explain(given: Parsed) -> None:
     """Print the table of a training config's model, or of a transfer's target."""
@@ -159,7 +157,7 @@ def coord_check(given: Parsed) -> int:
         "a run directory, a directory of zoo.save, a .safetensors or .npz file, a name "
         "of zoo.list_pretrained(), or the id of a repository on the Hugging Face hub "
         "(HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE=1 work as in the hub's own tools)",
-        required="see mupax convert --help",
+        required=True,
     ),
     Flag("revision", None, "branch, tag or commit of that repository"),
     Flag(
@@ -167,7 +165,7 @@ def coord_check(given: Parsed) -> int:
         "",
         "output path, which must not exist: a .safetensors or .npz file for other "
         "libraries, or a directory for zoo.load_pretrained; also in gs:// or s3://",
-        required="see mupax convert --help",
+        required=True,
     ),
     Flag(
         "model",
@@ -210,7 +208,7 @@ def convert(given: Parsed) -> None:
         "",
         "a run directory, a directory of zoo.save, a file of weights, the id of a "
         "repository on the Hugging Face hub, or a name of zoo.list_pretrained()",
-        required="see mupax predict --help",
+        required=True,
     ),
     Flag("name", None, "name of the model, for a file of weights"),
     Flag("revision", None, "branch, tag or commit of a repository"),
@@ -250,13 +248,13 @@ def predict(given: Parsed) -> None:
         "a run directory, a directory of zoo.save, a file of weights, the id of a "
         "repository on the Hugging Face hub, or a model that comes with the package, "
         "e.g. gpt_shakespeare",
-        required="see mupax generate --help",
+        required=True,
     ),
     Flag(
         "prompt",
         "",
         "the beginning of the text",
-        required="give the beginning of a text",
+        required=True,
     ),
     Flag("tokens", 100, "number of tokens to add; default: 100"),
     Flag("temperature", 0.8, "0 takes the likeliest token; default: 0.8"),

@@ -1,15 +1,15 @@
-"""Define, parse and print the flags of a command, and find configs."""
+"""Parse a command line: a command's own flags, and a config with its overrides."""
 
-import dataclasses
+import argparse
+import ast
 import importlib.machinery
 import importlib.resources
-import itertools
 import pathlib
 import re
 import textwrap
 import types
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .. import remote
 from ..errors import UserError, nearest, reason, short
@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # the base install prints help without ml_collections
     from ml_collections import ConfigDict
 
 
-@dataclasses.dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """One flag of a command.
 
     Attributes:
@@ -27,19 +26,14 @@ class Flag:
       default: its default value.
       help: text for `--help`.
       kind: str, int, float, bool or list; by default the type of `default`, or str.
-      required: end of the error if the flag is missing; empty: the flag is optional.
+      required: whether a command line must have it.
     """
 
     name: str
     default: str | int | float | bool | None
     help: str
     kind: type | None = None
-    required: str = ""
-
-    @property
-    def type(self) -> type:
-        """The type of the flag's values."""
-        return self.kind or (str if self.default is None else type(self.default))
+    required: bool = False
 
 
 class Parsed(NamedTuple):
@@ -61,6 +55,59 @@ class Parsed(NamedTuple):
     words: list[str]
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are a `UserError`."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def parser(
+    command: str, known: Iterable[Flag] = (), *, config: bool = True, **texts: Any
+) -> argparse.ArgumentParser:
+    """The parser of a command's flags, which also formats its help.
+
+    Args:
+      command: its name.
+      known: its own flags.
+      config: whether it takes `--config`, its overrides and `--workdir`.
+      **texts: `description` and `epilog` of the help.
+    """
+    made = _Parser(
+        f"mupax {command}",
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, width=79, max_help_position=22
+        ),
+        **texts,
+    )
+    if config:
+        packaged = ", ".join(list_configs())
+        known = (
+            Flag("config", None, f"config file, or a packaged config: {packaged}"),
+            Flag("config.KEY=V", False, "set a key of the config, e.g. batch_size=64"),
+            Flag(
+                "workdir",
+                None,
+                "run directory, also s3://bucket/run or gs://bucket/run; default: "
+                + default_workdir(command, "<config>"),
+            ),
+            *known,
+        )
+    for flag in known:
+        kind = flag.kind or (str if flag.default is None else type(flag.default))
+        options: dict[str, Any] = {"help": flag.help.replace("%", "%%")}
+        if kind is bool:
+            options["action"] = "store_true"
+        else:
+            options["help"] += " (required)" if flag.required else ""
+            options |= {"default": flag.default, "metavar": "V"}
+            options |= {"action": "append"} if kind is list else {"type": kind}
+        made.add_argument(f"--{flag.name}", **options)
+    return made
+
+
 def parse(
     argv: Sequence[str],
     known: Sequence[Flag] = (),
@@ -77,89 +124,137 @@ def parse(
       words: maximal number of arguments without dashes.
 
     Raises:
-      UserError: an unknown flag or config key, a value of the wrong type, or a config
-        file that does not load.
+      UserError: an unknown flag, a value of the wrong type, or a config file that does
+        not load. Unknown keys of a config are errors when it is parsed.
     """
-    from absl import flags
-
     _check_words(argv)
-    values = flags.FlagValues()
-    loaded: Any = None
-    path, given = "", list(argv)
-    if config:
-        given, path = _without_config(argv)
-        loaded = _load(path)
-        own = {*loaded}
-        known = (WORKDIR, *known)
-    _define(known, values)
-    try:
-        left = given
-        if config:
-            left = _override_sections(loaded, given)
-            _define_overrides(loaded, left, values)
-        rest = values(left)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(_one_line(error)) from None
-    if len(rest) > 1 + words:
-        word = rest[1 + words]
-        raise UserError(f"unexpected argument {word!r}; flags start with --")
-    flagged = _values(known, values)
-    workdir = ""
-    if config:
-        name = pathlib.PurePath(path).stem
-        workdir = flagged.pop("workdir") or default_workdir(argv[0], name)
-        _check_sections(argv[0], given, own)
-        if isinstance(source := loaded.get("transfer_from"), str):
-            _check_transferred(given, source)
-    return Parsed(list(argv), loaded, workdir, flagged, rest[1:])
-
-
-def _without_config(argv: Sequence[str]) -> tuple[list[str], str]:
-    """A command line without `--config`, and the path of the config."""
-    out, path, rest = [], "", iter(argv)
+    overrides = [x for x in argv[1:] if config and x.startswith("--config.")]
+    others = [x for x in argv[1:] if x not in overrides]
+    for word in (word for word in overrides if "=" not in word):
+        raise UserError(f"{short(word)} has no value; write {short(word)}=...")
+    flags_of = parser(argv[0], known, config=config)
+    given, rest = flags_of.parse_known_args(others)
+    flagged = vars(given)
     for word in rest:
-        flag, equals, value = word.partition("=")
-        if flag in ("-config", "--config"):
-            path = find_config(value if equals else next(rest, ""))
-        else:
-            out.append(word)
-    if not path:
+        if word.startswith("-"):
+            hint = _key_hint(word) if config else ""
+            hint = hint or nearest(word.strip("-").partition("=")[0], flagged)
+            raise UserError(
+                f"there is no flag {word}{hint or f'; see {flags_of.prog} --help'}"
+            )
+    if len(rest) > words:
+        flags_of.error(f"unexpected argument {rest[words]!r}; flags start with --")
+    for name, value in flagged.items():
+        if value in ("", [""]) and value != flags_of.get_default(name):
+            raise UserError(f"--{name} is empty; give a value, or leave it out")
+    for flag in known:
+        if flag.required and not flagged[flag.name]:
+            flags_of.error(f"--{flag.name} is missing")
+    if not config:
+        return Parsed(list(argv), None, "", flagged, rest)
+    if (path := flagged.pop("config")) is None:
         raise UserError(
             f"--config is missing; packaged configs are: {', '.join(list_configs())}"
         )
-    return out, path
+    del flagged["config.KEY=V"]
+    path = find_config(path)
+    loaded = _load(path)
+    _check_sections(argv[0], overrides, {*loaded})
+    override(loaded, overrides)
+    default = default_workdir(argv[0], pathlib.PurePath(path).stem)
+    if isinstance(source := loaded.get("transfer_from"), str):
+        _check_transferred(overrides, source)
+    workdir = flagged.pop("workdir") or default
+    return Parsed(list(argv), loaded, workdir, flagged, rest)
 
 
-def _load(path: str) -> "ConfigDict":
-    """The config of a file.
+def _check_words(argv: Sequence[str]) -> None:
+    """Check that no argument contains a NUL byte or bad UTF-8."""
+    for word in argv[1:]:
+        if "\0" in word:
+            raise UserError(f"{word!r} holds a NUL byte; leave it out")
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{word!r} is not UTF-8; rename the file") from None
+
+
+def _key_hint(word: str) -> str:
+    """A hint for a flag that is a key of the config."""
+    from ..run.config import defaults
+
+    name = word.lstrip("-").partition("=")[0]
+    known = name.partition(".")[0] in defaults("sweep", "target")
+    return f"; a key of the config is --config.{name}=..." if known else ""
+
+
+# ----- Overrides.
+
+
+# Keys of a path, e.g. sweep.base_axes['hidden/learning_rate'].
+_PATH = re.compile(r"[^\W\d]\w*(?:\.\w+|\['[^'\]]+'\]|\[\"[^\"\]]+\"\])*")
+
+
+def override(config: "ConfigDict", words: Iterable[str]) -> None:
+    """Set keys of a config, e.g. --config.model.width=64; whole sections come first.
+
+    A value is a Python literal, or else text. Keys that are missing are added: whether
+    they exist, and which values they take, is checked when the config is parsed.
 
     Raises:
-      UserError: it raises an error, or makes no config.
+      UserError: a path that is none, or that leads into a value.
     """
-    from ml_collections import ConfigDict
+    from ..run.config import defaults
 
-    loader = importlib.machinery.SourceFileLoader("mupax_config", path)
-    module = types.ModuleType(loader.name)
-    module.__file__ = path
+    whole = defaults("sweep", "target")
+    pairs = [word.removeprefix("--config.").partition("=") for word in words]
+    with config.unlocked(), config.ignore_type():
+        for path, _, text in sorted(pairs, key=lambda pair: "." in pair[0]):
+            if not _PATH.fullmatch(path):
+                raise UserError(
+                    f"--config.{short(path)} is not a key; write e.g. "
+                    "--config.model.width=64"
+                )
+            keys = re.findall(r"[^.\[\]'\"]+", path)
+            section = config
+            for i, key in enumerate(keys[:-1]):
+                if section.get(key) is None:
+                    section[key] = type(config)(whole.get(key) if i == 0 else None)
+                section = section[key]
+                if not isinstance(section, type(config)):
+                    known = ".".join(keys[: i + 1])
+                    raise UserError(
+                        f"the config has no key {path}: {known} is a value, not a "
+                        f"section; set all of it by --config.{known}=..."
+                    )
+            try:
+                section[keys[-1]] = _value(path, text, section, keys[-1])
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise UserError(
+                    f"--config.{path} cannot be set: {reason(error)}"
+                ) from None
+
+
+def _value(path: str, text: str, section: "ConfigDict", key: str) -> Any:
+    """The value of an override, of the kind of the key."""
+    before = section.get(key)
+    if before is not None and section.get_type(key) is str:
+        return text
     try:
-        loader.exec_module(module)
-        if not hasattr(module, "get_config"):
-            raise UserError("the config does not load: it has no function get_config()")
-        config = module.get_config()
-    except UserError:
-        raise
-    except SystemExit:
-        raise UserError("the config does not load: it calls sys.exit") from None
-    # A config file is a program, which can raise anything.
-    except Exception as error:
-        reported = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"the config does not load: {reported}") from None
-    if not isinstance(config, ConfigDict):
+        value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        value = text
+    if isinstance(before, tuple) and not isinstance(value, tuple | list):
+        return (value,)
+    if isinstance(before, float) and type(value) is int and abs(value) < 2**53:
+        return float(value)
+    if hasattr(before, "to_dict") and not isinstance(value, dict):
+        name = f"; --config.{path}.name={text} sets its name"
         raise UserError(
-            "the config does not load: get_config() must return a ConfigDict, and "
-            f"returns {type(config).__name__}"
+            f"--config.{path}={text} must be a section, e.g. \"{{'name': ...}}\""
+            f"{name if text.isidentifier() else ''}"
         )
-    return config
+    return value
 
 
 # Commands whose default run directory is that of `mupax train`.
@@ -200,211 +295,6 @@ def _check_transferred(words: Iterable[str], source: str) -> None:
             )
 
 
-# Sections whose keys depend on a name, e.g. that of the model. A flag may add keys.
-_OPEN = (
-    *("model", "optimizer", "schedule", "parametrization", "data", "sharding"),
-    "modules",
-)
-_OPEN_IN_SWEEP = ("parametrizations", "base_axes")
-
-
-def _override_sections(config: "ConfigDict", argv: list[str]) -> list[str]:
-    """Override whole sections, e.g. --config.model={...}; returns the other words.
-
-    Overrides of keys follow, and may add keys to the new sections.
-    """
-    from absl import flags
-    from ml_collections import ConfigDict, config_flags
-
-    def is_section(word: str) -> bool:
-        key = word.removeprefix("--config.").partition("=")[0]
-        named = word.startswith("--config.") and key.isidentifier()
-        return named and isinstance(config.get(key), ConfigDict)
-
-    words = [argv[0], *filter(is_section, argv)]
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict(
-        "config", config, flag_values=values, sys_argv=words
-    )
-    values(words)
-    return list(itertools.filterfalse(is_section, argv))
-
-
-def _define_overrides(config: "ConfigDict", argv: list[str], values: Any) -> None:
-    """Define a flag for each key of a config that a command line overrides.
-
-    Adds missing sections, and missing keys of open sections.
-    """
-    from ml_collections import config_flags
-
-    from ..run.config import defaults
-
-    whole = defaults("sweep", "target")
-    with config.unlocked():
-        for word in argv:
-            path, equals, _ = word.removeprefix("--config.").partition("=")
-            section, *keys = path.split(".")
-            if not word.startswith("--config.") or not equals or not keys:
-                continue
-            if section not in ("sweep", "target", *_OPEN):
-                continue
-            if section not in config:
-                config[section] = whole[section]
-            if "/" in path and "[" not in path:
-                raise ValueError(
-                    f"{path} has a slash; write its last key in brackets and quotes: "
-                    f"\"--config.{path.rpartition('.')[0]}['{keys[-1]}']=...\""
-                )
-            _check_key(section, keys, config)
-            unset = section == "target" and not config.target.get(keys[0])
-            if section in _OPEN or keys[0] in _OPEN_IN_SWEEP or unset:
-                _add(config, path)
-    for word in argv:
-        if word.startswith("--config."):
-            _check_path(config, word.removeprefix("--config.").partition("=")[0])
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
-
-
-def _check_path(config: "ConfigDict", path: str) -> None:
-    """Raise a ValueError for a key of a value, or an item of a tuple."""
-    from ml_collections import ConfigDict
-    from ml_collections.config_flags import config_path
-
-    try:
-        keys = config_path.split(path)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise ValueError(
-            f"--config.{short(path)} is not a key; write e.g. --config.model.width=64"
-        ) from None
-    value: Any = config
-    for i, key in enumerate(keys):
-        if isinstance(value, ConfigDict | dict):
-            if key not in value:
-                return  # the override raises an error
-        elif value is not None:
-            item = isinstance(value, tuple) and key in range(len(value))
-            if not item or i == len(keys) - 1:
-                whole = "".join(
-                    f".{k}" if isinstance(k, str) else f"[{k}]" for k in keys[:i]
-                )[1:]
-                raise ValueError(
-                    f"the config has no key {path}: {whole} is a value, not a section; "
-                    f"set all of it by --config.{whole}=..."
-                )
-        else:
-            return
-        value = value[key]
-
-
-def _check_key(section: str, keys: Sequence[str], config: "ConfigDict") -> None:
-    """Raise a ValueError for keys that a sweep or a target lacks."""
-    from ..run.config import KEYS
-
-    head = keys[0].partition("[")[0]
-    if section == "sweep" and head == "axes" and len(keys) > 1:
-        known = sorted(config.sweep.axes)
-        if (axis := keys[1].partition("[")[0]) not in known:
-            raise ValueError(
-                f"a sweep has no axis {axis!r}; its axes are {', '.join(known)}"
-                f"{nearest(axis, known)}"
-            )
-    known = sorted({*config[section], *(KEYS if section == "target" else ())})
-    if section not in _OPEN and head not in known:
-        hint = nearest(head, known) or "; docs/reference/config.md lists all keys"
-        raise ValueError(f"the config has no key {section}.{head}{hint}")
-
-
-def _add(config: "ConfigDict", path: str) -> None:
-    """Add the key of an override, and sections on the way to it, if missing."""
-    from ml_collections import ConfigDict
-    from ml_collections.config_dict import placeholder
-
-    *sections, key = path.split(".")
-    for name in sections:
-        if name not in config and name.isidentifier():
-            config[name] = ConfigDict()
-        if not isinstance(config.get(name), ConfigDict):
-            return  # the override raises an error
-        config = config[name]
-    if key.isidentifier() and key not in config:
-        config[key] = placeholder(object)
-
-
-def _values(known: Iterable[Flag], values: Any) -> dict[str, Any]:
-    """The values of flags by name; UserError if a required flag has none."""
-    for flag in known:
-        if flag.required and not values[flag.name].value:
-            raise UserError(f"--{flag.name} is missing; {flag.required}")
-        if values[flag.name].present and values[flag.name].value in ("", [""]):
-            raise UserError(f"--{flag.name} is empty; give a value, or leave it out")
-    return {flag.name: values[flag.name].value for flag in known}
-
-
-def _define(known: Iterable[Flag], values: Any) -> None:
-    from absl import flags
-
-    define: dict[type, Any] = {
-        str: flags.DEFINE_string,
-        int: flags.DEFINE_integer,
-        float: flags.DEFINE_float,
-        bool: flags.DEFINE_bool,
-        list: flags.DEFINE_multi_string,
-    }
-    for flag in known:
-        define[flag.type](flag.name, flag.default, flag.help, flag_values=values)
-
-
-# Flags that absl defines: read flags from a file; ignore unknown flags.
-_OF_ABSL = ("flagfile", "undefok")
-
-
-def _check_words(argv: Sequence[str]) -> None:
-    """Check that no argument contains a NUL byte, bad UTF-8 or a flag of absl."""
-    for word in argv[1:]:
-        if "\0" in word:
-            raise UserError(f"{word!r} holds a NUL byte; leave it out")
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"{word!r} is not UTF-8; rename the file") from None
-        name = word.lstrip("-").partition("=")[0]
-        # absl compares long names letter by letter, in a recursion.
-        if word.startswith("-") and (name in _OF_ABSL or len(name) > 200):
-            raise UserError(f"Unknown command line flag {short(name)!r}")
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error)
-    if found := re.match(r"flag --([^=]+)=(.*): invalid literal for int", text):
-        return f"--{found[1]} is {found[2]!r}; it must be a whole number"
-    if found := re.match(r"flag --([^=]+)=(.*): could not convert string to", text):
-        return f"--{found[1]} is {found[2]!r}; it must be a number"
-    if found := re.match(r"flag --([^=]+)=(.*): \('Non-boolean argument", text, re.S):
-        return f"--{found[1]} is {found[2]!r}; it must be True or False"
-    if found := re.match(r"flag --([^=]+)=(.*): Failed to parse .* a ConfigDict", text):
-        flag, value = found.groups()
-        name = f"; --{flag}.name={value} sets its name" if value.isidentifier() else ""
-        return f"--{flag}={value} must be a section, e.g. \"{{'name': ...}}\"{name}"
-    if found := re.match(r"Unknown command line flag '([\w.]+)'", text):
-        from ..run.config import defaults
-
-        if found[1].partition(".")[0] in defaults("sweep", "target"):
-            return f"{text.strip()}; a key of the config is --config.{found[1]}=..."
-    text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
-    if isinstance(error, AttributeError | KeyError):
-        while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-            text = text[1:-1]  # KeyError quotes its argument
-        near = re.search(r"\s*Did you mean ['\"](\w+)['\"] instead of .*", text, re.S)
-        if near:
-            text = f"{text[: near.start()]}; did you mean {near[1]!r}?"
-        else:
-            from ..run.config import KEYS
-
-            text += nearest(text, KEYS) or "; docs/reference/config.md lists all keys"
-        text = f"the config has no key {text}"
-    return " ".join(text.split()) or type(error).__name__
-
-
 # ----- Configs by name.
 
 
@@ -443,18 +333,36 @@ def find_config(name: str) -> str:
     )
 
 
-# ----- Help.
+def _load(path: str) -> "ConfigDict":
+    """The config of a file.
 
+    Raises:
+      UserError: it raises an error, or makes no config.
+    """
+    from ml_collections import ConfigDict
 
-CONFIG = (
-    Flag("config", None, "config file, or the name of a packaged config: {configs}"),
-    Flag("config.KEY=V", None, "override a key of the config: --config.batch_size=64"),
-)
-WORKDIR = Flag(
-    "workdir",
-    None,
-    "run directory, also s3://bucket/run or gs://bucket/run; default: {workdir}",
-)
+    loader = importlib.machinery.SourceFileLoader("mupax_config", path)
+    module = types.ModuleType(loader.name)
+    module.__file__ = path
+    try:
+        loader.exec_module(module)
+        if not hasattr(module, "get_config"):
+            raise UserError("the config does not load: it has no function get_config()")
+        config = module.get_config()
+    except UserError:
+        raise
+    except SystemExit:
+        raise UserError("the config does not load: it calls sys.exit") from None
+    # A config file is a program, which can raise anything.
+    except Exception as error:
+        reported = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"the config does not load: {reported}") from None
+    if not isinstance(config, ConfigDict):
+        raise UserError(
+            "the config does not load: get_config() must return a ConfigDict, and "
+            f"returns {type(config).__name__}"
+        )
+    return config
 
 
 def default_workdir(command: str, config: str) -> str:
@@ -465,17 +373,6 @@ def default_workdir(command: str, config: str) -> str:
       ('runs/digits', 'runs/digits-sweep')
     """
     return f"runs/{config}" + ("" if command in _OF_A_RUN else f"-{command}")
-
-
-def describe(flags: Iterable[Flag], command: str) -> str:
-    """One paragraph per flag of a command, wrapped to the width of a terminal."""
-    workdir = default_workdir(command, "<config>")
-    rows = []
-    for flag in flags:
-        text = flag.help.format(configs=", ".join(list_configs()), workdir=workdir)
-        text += " (required)" if flag.required else ""
-        rows.append(wrapped(text, head=f"  --{flag.name:<14} "))
-    return "\n".join(rows)
 
 
 def wrapped(text: str, head: str = "") -> str:

@@ -454,7 +454,7 @@ def without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(key: str) -> str:
-    hint = nearest(key, KEYS) or f"; its keys are {', '.join(KEYS)}"
+    hint = nearest(key, KEYS) or "; docs/reference/config.md lists all keys"
     return f"the config has no key {key!r}{hint}"
 
 
