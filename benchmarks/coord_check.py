@@ -205,9 +205,7 @@ CASES["resnet_options"] = _variant(
     width_per_group=32,
     squeeze=1 / 4,
     stem="deep",
-    stem_pooling="conv",
     shortcut="average",
-    antialias="blur",
     shape=(8, 8, 2),
 )
 CASES["vit_rotary"] = _variant(
@@ -222,17 +220,6 @@ CASES["vit_rotary"] = _variant(
     layer_scale=1.0,
     pool="norm_mean",
     class_token=True,
-)
-CASES["vit_eva02"] = _variant(
-    "vit",
-    base_width=8,
-    rotary="index",
-    rope_grid=2,
-    rope_theta=10000.0,
-    key_bias=False,
-    gated=True,
-    nonlinearity="silu",
-    inner_norm="both",
 )
 CASES["vit_clip"] = _variant(
     "vit", pre_norm=True, patch_bias=False, nonlinearity="quick_gelu", pool="mean"

@@ -13,14 +13,8 @@ from flax import nnx
 from goldens import GPT, RESNET, VIT, golden, write
 
 from mupax import zoo
-from mupax.zoo.families.vit import TIMM
 from mupax.zoo.weights import foreign, saving
 
-# Without its sizes.
-EVA02 = {
-    key: TIMM["eva02_tiny_patch14_224"][key]
-    for key in ("pool", "class_token", "key_bias", "rotary", "rope_theta", "gated")
-} | {"nonlinearity": "silu"}
 CASES = {
     "vit_token": ("vit", VIT),
     "vit_mean": ("vit", {**VIT, "pool": "mean"}),
@@ -182,10 +176,6 @@ MISFITS = [
     ("vit", {"out_features": 0}, {}, None),
     ("vit", {"input_shape": (64, 64, 3)}, {}, None),
     *(
-        ("vit", {**EVA02, "inner_norm": a}, {**EVA02, "inner_norm": b}, None)
-        for a, b in (("", "mlp"), ("mlp", ""), ("both", ""), ("", "both"))
-    ),
-    *(
         ("llama", theirs, ours, None)
         for option in (
             {"qk_norm": True},
@@ -203,7 +193,6 @@ MISFITS = [
     ("resnet18", {"stem": "deep"}, {}, None),
     ("resnet18", {"width": 32, "squeeze": 1 / 16}, {"width": 32}, None),
     ("resnet18", {"shortcut": "average"}, {}, None),
-    ("resnet18", {"stem_pooling": "conv"}, {}, None),
 ]
 
 

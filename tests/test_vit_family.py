@@ -50,14 +50,6 @@ EVA = {
     "key_bias": False,
     "out_features": 5,
 }
-EVA02 = {
-    **EVA,
-    "rotary": "index",
-    "rope_theta": 10000.0,
-    "rope_grid": 4,
-    "gated": True,
-    "nonlinearity": "silu",
-}
 TIMM = {
     "vit_deit3": {
         **SIZES,
@@ -85,9 +77,6 @@ TIMM = {
     "vit_siglip": {**SIZES, "pool": "attention", "out_features": 0},
     "vit_dinov3": DINOV3,
     "vit_dinov3_plus": {**DINOV3, "gated": True, "nonlinearity": "silu"},
-    "vit_eva02_small": EVA02,
-    "vit_eva02_base": {**EVA02, "inner_norm": "mlp"},
-    "vit_eva02_clip": {**EVA02, "inner_norm": "both", "pool": "token"},
     "vit_eva": EVA,
 }
 TRANSFORMERS = (
@@ -166,10 +155,7 @@ def test_a_head_is_left_or_started_anew_where_that_is_asked_for():
         ("vit_deit3", {"rope_theta": 5.0}, "has no effect without rotary=True"),
         ("vit_dinov3", {"heads": 8}, "head_dim=2 must be a multiple of 4"),
         ("vit_dinov3", {"rope_theta": 0.0}, "rope_theta=0.0 must be positive"),
-        ("vit_eva02_clip", {"inner_norm": "all"}, "inner_norm='all' must be"),
-        ("vit_eva02_base", {"rotary": "rows"}, "rotary='rows' must be True"),
-        ("vit_eva02_base", {"rope_grid": 0}, "rope_grid=0 must be at least 1"),
-        ("vit_eva02_base", {"rotary": True}, "rope_grid=4 has no effect without"),
+        ("vit_dinov3", {"rotary": "index"}, "rotary='index' must be True or False"),
     ],
 )
 def test_a_wrong_option_is_named(name, options, said):
@@ -303,12 +289,6 @@ IDS = {
     "vit_base_patch16_siglip_gap_224.webli": (0, "avg", "vit"),
     "vit_base_patch16_reg4_gap_256.in1k": (1000, "avg", "vit"),
     "vit_small_patch16_dinov3.lvd1689m": (0, "avg", "vit_small_patch16_dinov3"),
-    "eva02_large_patch14_448.mim_m38m_ft_in22k_in1k": (
-        *(1000, "avg"),
-        "eva02_large_patch14_448",
-    ),
-    "eva02_tiny_patch14_224.mim_in22k": (0, "avg", "eva02_tiny_patch14_336"),
-    "eva02_base_patch16_clip_224.merged2b": (512, "token", "vit"),
     "eva_giant_patch14_336.clip_ft_in1k": (1000, "avg", "vit"),
     "eva_large_patch14_196.in22k_ft_in1k": (1000, "avg", "vit"),
 }
@@ -339,14 +319,6 @@ VARIANTS = {
     "siglip": {"pool": "attention"},
     "giant": {"gated": True, "nonlinearity": "silu", "layer_scale": 1.0},
     "dinov3": {"rotary": True, "position": False, "key_bias": False, "registers": 2},
-    "eva02": {
-        "rotary": "index",
-        "inner_norm": "both",
-        "key_bias": False,
-        "gated": True,
-        "pool": "mean",
-        "class_token": True,
-    },
 }
 TINY = {"input_shape": (8, 8, 3), "patch_size": 4, "out_features": 5, "mlp_ratio": 2}
 
@@ -364,8 +336,6 @@ def tiny(variant, parametrization="completep", **sizes):
     [
         ("blocks/attention_scale/scale", "layer_scale", ("layers", "embed"), True),
         ("blocks/mlp_scale/scale", "layer_scale", ("layers", "embed"), True),
-        ("blocks/mlp/norm/scale", "eva02", ("layers", "mlp"), True),
-        ("blocks/attention/norm/bias", "eva02", ("layers", "embed"), True),
         ("registers", "registers", ("registers", "embed"), False),
         ("pre_norm/scale", "clip", ("embed",), False),
         ("attention_pool/token", "siglip", ("embed",), False),

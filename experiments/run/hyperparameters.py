@@ -243,7 +243,7 @@ _OWN = (
     *("name", "width", "depth", "heads", "base_width", "base_depth"),
     *("branch_multiplier", "parametrization"),
     *("input_shape", "out_features", "context", "vocab_size"),
-    *("patch_size", "pool", "class_token", "stem", "stem_pooling"),
+    *("patch_size", "pool", "class_token", "stem"),
     *REGULARIZATION,
     *ROUNDING,
 )

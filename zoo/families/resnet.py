@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,11 +15,7 @@ from ..layers.basic import Dense
 from ..layers.conv import (
     EPSILON,
     NORMS,
-    Conv,
-    antialiased,
-    blur,
     fan_out_conv,
-    pool,
     stem_pool,
 )
 from ..layers.squeeze import SqueezeExcite
@@ -41,14 +36,12 @@ from ..weights.sources import Layout
 _BLOCKS = {"basic": ((3, 3), 1), "bottleneck": ((1, 3, 1), 4)}
 _CHOICES = {
     "block": tuple(_BLOCKS),
-    "stem": ("imagenet", "cifar", "deep", "tiered"),
+    "stem": ("imagenet", "cifar", "deep"),
     "norm": tuple(NORMS),
-    "stem_pooling": ("max", "conv"),
     "shortcut": ("conv", "average"),
-    "antialias": ("none", "blur", "average"),
 }
-# Of a deep stem's first two convolutions, as multiples of the width.
-_STEMS = {"deep": (0.5, 0.5), "tiered": (0.375, 0.5)}
+# Channels of a deep stem's first two convolutions, as multiples of the width.
+_DEEP = (0.5, 0.5)
 # The width at which numbers of channels are those of the papers.
 _WIDTH = 64
 
@@ -62,14 +55,10 @@ def _block(
     stride: int,
     rngs: nnx.Rngs,
 ) -> ConvBlock:
-    """A block. Its 3x3 convolution has the stride, as in torchvision and timm ("v1.5").
-
-    With anti-aliasing the output of that convolution is blurred or averaged instead.
-    """
+    """A block, whose 3x3 convolution has the stride, as in torchvision and timm."""
     norm, sizes = options.norm, _BLOCKS[options.block][0]
     make_norm = functools.partial(NORMS[norm], plan, epsilon=EPSILON)
     strided, last = sizes.index(3), len(sizes) - 1
-    antialias = "none" if stride == 1 else options.antialias
     convs, norms = [], []
     for i, size in enumerate(sizes):
         grouped = options.groups > 1 and i == strided
@@ -80,7 +69,7 @@ def _block(
                 plan,
                 size,
                 ends,
-                stride=stride if i == strided and antialias == "none" else 1,
+                stride=stride if i == strided else 1,
                 in_branch=True,
                 init=starts if starts and norm == "none" else "fan_in",
                 rngs=rngs,
@@ -106,8 +95,6 @@ def _block(
         se=se,
         se_before=len(sizes),
         shortcut=shortcut,
-        antialias=antialias,
-        antialias_after=strided,
     )
 
 
@@ -122,9 +109,7 @@ class ResNetOptions(ImageOptions):
     zero_init: bool = False
     groups: int = 1
     width_per_group: int = 64
-    stem_pooling: str = "max"
     shortcut: str = "conv"
-    antialias: str = "none"
     squeeze: float = 0.0
 
     @property
@@ -148,9 +133,8 @@ class ResNet(Staged, options=ResNetOptions):
       block: "basic" (two 3x3 convolutions) or "bottleneck" (1x1, 3x3, 1x1).
       blocks: number of blocks in each stage, at depth 1.
       stem: "imagenet" (7x7 at stride 2, and a pooling at stride 2), "deep" (three 3x3
-        instead of the 7x7, with half as many channels in between), "tiered" (like
-        "deep", with 3/8 and 1/2 as many channels), or "cifar" (3x3 at stride 1 without
-        pooling, for images of about 32 pixels).
+        instead of the 7x7, with half as many channels in between), or "cifar" (3x3 at
+        stride 1 without pooling, for images of about 32 pixels).
       norm: "batch", "layer" (over the channels at each position), "instance" (over the
         positions of each channel; our reading of App. A.2) or "none".
       zero_init: initialize the last normalization of each branch (without
@@ -162,14 +146,11 @@ class ResNet(Staged, options=ResNetOptions):
       width_per_group: channels of a group in the first stage at width 64; at other
         widths in proportion. The inside of a bottleneck is groups * width_per_group /
         64 times as wide: 2 for wide_resnet50_2 and resnext50_32x4d.
-      stem_pooling: "max", or "conv" for a 3x3 convolution at stride 2 (ResNet-RS).
       shortcut: projection of the shortcut in blocks that halve the image: "conv" uses a
         stride, "average" takes the mean over 2x2 pixels first (ResNet-D).
-      antialias: operation that halves the image: "none" (strides), "blur" (kernel 1 2
-        1) or "average" (over 2x2 pixels).
       squeeze: channels of squeeze-and-excitation, relative to its stage, e.g. 1/16 for
-        seresnet50 and 1/4 for ResNet-RS; 0 for none. At width 64 they are rounded up to
-        a multiple of 8; at other widths they are in proportion.
+        seresnet50; 0 for none. At width 64 they are rounded up to a multiple of 8; at
+        other widths they are in proportion.
 
     Raises:
       ValueError: a size that is not a positive whole number, or an unknown name.
@@ -177,8 +158,7 @@ class ResNet(Staged, options=ResNetOptions):
     Source: He et al. 2016 (arXiv:1512.03385), Table 1; in depth, Bordelon et al. 2023
     (arXiv:2309.16620), App. A.2. Variants: Xie et al. 2017 (arXiv:1611.05431, groups),
     Zagoruyko and Komodakis 2016 (arXiv:1605.07146, width), He et al. 2018
-    (arXiv:1812.01187, stem and shortcut), Hu et al. 2018 (arXiv:1709.01507, squeeze),
-    Zhang 2019 (arXiv:1904.11486, blur), Bello et al. 2021 (arXiv:2103.07579, RS).
+    (arXiv:1812.01187, stem and shortcut), Hu et al. 2018 (arXiv:1709.01507, squeeze).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -213,7 +193,7 @@ class ResNet(Staged, options=ResNetOptions):
             if options.squeeze:
                 squeezed = growing[f"stage{i}"] * _WIDTH * options.squeeze
                 growing[f"squeeze{i}"] = math.ceil(squeezed / 8) * 8 / _WIDTH
-        deep = _STEMS.get(options.stem, ())
+        deep = _DEEP if options.stem == "deep" else ()
         growing |= {f"stem{i}": multiple for i, multiple in enumerate(deep, 1)}
         self.plan = options.plan(
             growing=growing,
@@ -266,11 +246,6 @@ class ResNet(Staged, options=ResNetOptions):
             )
         if not 0 <= options.squeeze <= 1:
             raise ValueError(f"squeeze={options.squeeze!r} must lie in [0, 1]")
-        if options.stem == "cifar" and options.stem_pooling != "max":
-            raise ValueError(
-                "stem='cifar' has no pooling; leave stem_pooling='max', or take "
-                "another stem"
-            )
 
     def _build_stem(
         self, options: ResNetOptions, deep: tuple[float, ...], rngs: nnx.Rngs
@@ -296,32 +271,13 @@ class ResNet(Staged, options=ResNetOptions):
         )
         self.norm = make_norm("embed")
         self.pools = kind != "cifar"
-        self.antialias = options.antialias
         self.averages = options.shortcut == "average"
-        pooled: tuple[Conv, Callable[[Array], Array]] | None = None
-        if options.stem_pooling == "conv":
-            stride = 2 if options.antialias == "none" else 1
-            ends = ("embed", "embed")
-            conv = fan_out_conv(plan, 3, ends, stride=stride, rngs=rngs)
-            pooled = conv, make_norm("embed")
-        # Assigned once: NNX takes an attribute that was None for no module.
-        self.pool_conv = None if pooled is None else pooled[0]
-        self.pool_norm = None if pooled is None else pooled[1]
 
     def _enter(self, x: Float[Array, "b h w c"]) -> Float[Array, "b h2 w2 n"]:
         for conv, norm in zip(self.stem_convs, self.stem_norms, strict=True):
             x = jax.nn.relu(norm(conv(x)))
         x = jax.nn.relu(self.norm(self.conv(x)))
-        if not self.pools:
-            return x
-        if self.pool_conv is not None and self.pool_norm is not None:
-            x = antialiased(self.pool_conv(x), self.antialias)
-            return jax.nn.relu(self.pool_norm(x))
-        if self.antialias == "none":
-            return stem_pool(x)
-        if self.antialias == "average":
-            return pool(x, "average")
-        return blur(stem_pool(x, stride=1))
+        return stem_pool(x) if self.pools else x
 
 
 # --- Names of variants ---
@@ -337,15 +293,9 @@ _DEPTHS = {
     269: (3, 30, 48, 8),
 }
 _BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-_RS = {
-    **{n: _DEPTHS[n] for n in (50, 101, 152, 200)},
-    270: (4, 29, 53, 4),
-    350: (4, 36, 72, 4),
-    420: (4, 44, 87, 4),
-}
 _NAME = re.compile(
-    r"(?P<se>se)?(?P<kind>wide_resnet|resnetblur|resnetaa|resnetrs|resnext|resnet)"
-    r"(?P<depth>\d+)(?P<stem>[cdt]?)(_(?P<groups>\d+)x(?P<width>\d+)d|(?P<wide>_2))?"
+    r"(?P<se>se)?(?P<kind>wide_resnet|resnext|resnet)"
+    r"(?P<depth>\d+)(?P<stem>[cd]?)(_(?P<groups>\d+)x(?P<width>\d+)d|(?P<wide>_2))?"
 )
 
 
@@ -367,8 +317,8 @@ def variant(name: str) -> dict[str, Any] | None:
     if grouped != (kind == "resnext") or bool(match["wide"]) != (kind[:4] == "wide"):
         return None
     options: dict[str, Any] = {"width": _WIDTH, "depth": 1}
-    depths = _RS if kind == "resnetrs" else {**_BASIC, **_DEPTHS}
-    if depth not in depths or (kind == "resnetrs" and (stem or match["se"])):
+    depths = {**_BASIC, **_DEPTHS}
+    if depth not in depths:
         return None
     basic = depth in _BASIC
     if basic and kind in ("resnext", "wide_resnet"):
@@ -380,29 +330,23 @@ def variant(name: str) -> dict[str, Any] | None:
     if kind == "wide_resnet":
         options["width_per_group"] = 2 * _WIDTH
     if stem:
-        options["stem"] = "tiered" if stem == "t" else "deep"
-    if stem in ("d", "t"):
+        options["stem"] = "deep"
+    if stem == "d":
         options["shortcut"] = "average"
-    antialias = {"resnetblur": "blur", "resnetaa": "average"}.get(kind)
-    if antialias:
-        options["antialias"] = antialias
     if match["se"]:
         options["squeeze"] = 1 / 16
-    if kind == "resnetrs":
-        options |= {"stem": "deep", "stem_pooling": "conv"}
-        options |= {"shortcut": "average", "squeeze": 1 / 4}
     return options
 
 
 def _timm() -> dict[str, dict[str, Any]]:
     """timm's ResNets, by their names."""
-    kinds = ("resnet", "wide_resnet", "resnetblur", "resnetaa", "resnetrs", "resnext")
+    kinds = ("resnet", "wide_resnet", "resnext")
     groups = ("", "_2", "_64x4d", *(f"_32x{n}d" for n in (4, 8, 16, 32, 48)))
     parts = (
         ("", "se"),
         kinds,
-        map(str, {**_RS, **_BASIC, **_DEPTHS}),
-        ("", *"cdt"),
+        map(str, {**_BASIC, **_DEPTHS}),
+        ("", *"cd"),
         groups,
     )
     names = map("".join, itertools.product(*parts))
@@ -414,7 +358,6 @@ NAMES = (
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     *("resnet26d", "resnet50d", "resnet101d", "wide_resnet50_2", "wide_resnet101_2"),
     *("resnext50_32x4d", "resnext101_32x8d", "seresnet50", "seresnext50_32x4d"),
-    *("resnetblur50", "resnetaa50", "resnetrs50", "resnetrs101"),
 )
 
 
@@ -463,8 +406,6 @@ def _layout(model: ResNet, name: str) -> Layout:
         **{f"stem_norms/{i}": f"conv1.{3 * i + 1}." for i in stem},
         "conv": f"conv1.{3 * len(stem)}." if stem else "conv1.",
         "norm": "bn1.",
-        "pool_conv": "maxpool.0.",
-        "pool_norm": "maxpool.1." if model.antialias == "none" else "maxpool.2.",
         "readout": "fc.",
         "stages/*/*/convs/*": "layer{1}.{}.conv{1}.",
         "stages/*/*/norms/*": "layer{1}.{}.bn{1}.",
@@ -486,17 +427,14 @@ def _check(model: ResNet, name: str) -> None:
     first = model.stages[0].first
     grouped = model.plan.has("group1")
     wide = model.plan["mid1"].size != model.plan["embed"].size
-    deep, pooled = bool(model.stem_convs), model.pool_conv is not None
-    blurs = model.antialias != "none"
+    deep = bool(model.stem_convs)
     for is_there, what in (
         (not model.pools, "the CIFAR stem"),
         (deep, "a deep stem"),
-        (pooled, "a convolution for the stem's pooling"),
         (grouped, "grouped convolutions"),
         (wide, "a wider inside of its blocks"),
         (first.se is not None, "squeeze-and-excitation"),
         (model.averages, "average pooling in shortcuts"),
-        (blurs, "anti-aliasing"),
     ):
         if is_there:
             raise ValueError(
@@ -522,6 +460,6 @@ register(
         layout=_layout,
         check=_check,
         factor=_factor,
-        unseen=", with the antialias of that name, which no weights show",
+        unseen=", without anti-aliasing, which no weights show",
     )
 )

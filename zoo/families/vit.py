@@ -43,16 +43,14 @@ class ViTOptions(TransformerOptions):
     class_token: bool | None = None
     class_position: bool = True
     position: bool = True
-    rotary: bool | Literal["index"] = False
+    rotary: bool = False
     rope_theta: float = 100.0
-    rope_grid: int = 16
     registers: int = 0
     patch_bias: bool = True
     pre_norm: bool = False
     qkv_bias: bool = True
     key_bias: bool = True
     gated: bool = False
-    inner_norm: Literal["", "mlp", "both"] = ""
     layer_scale: float | None = None
     readout_bias: bool = True
 
@@ -80,12 +78,8 @@ class ViT(Transformer, options=ViTOptions):
       class_position: the class token has a position, as in timm's ViT and DINOv2;
         False: only patches have positions, as in DeiT-III and big_vision.
       position: add a table of learned positions.
-      rotary: rotary positions of queries and keys in two dimensions. True: coordinates
-        in [-1, 1], as in DINOv3. "index": numbers of rows and columns, as in EVA-02,
-        with rotation of neighbouring entries of a head.
+      rotary: rotary positions of queries and keys in two dimensions, as in DINOv3.
       rope_theta: base of the rotary frequencies.
-      rope_grid: with rotary="index", the number of patches per side for which positions
-        are integers; other grids are stretched to the same length.
       registers: number of learned register tokens between the class token and the
         patches, as in DINOv2 with registers. They have no positions and are not pooled.
       patch_bias: add a bias to the patch embedding; False in CLIP.
@@ -96,8 +90,6 @@ class ViT(Transformer, options=ViTOptions):
       key_bias: add a bias to keys if queries and values have one; False in DINOv3.
       gated: use the gated MLP W2 (φ(W_gate x) · W1 x); with "silu" it is SwiGLU, as in
         DINOv2's giant.
-      inner_norm: "mlp": apply a norm before the last kernel of the MLP, as in EVA-02;
-        "both": also before the last kernel of attention, as in EVA-02's CLIP; "": none.
       layer_scale: initial value of LayerScale, a trained factor for each entry of a
         branch (1e-5 in DINOv2, 1e-6 in DeiT-III); None: no LayerScale.
       readout_bias: add a bias to the readout.
@@ -110,8 +102,8 @@ class ViT(Transformer, options=ViTOptions):
     network of Dosovitskiy et al. 2020 (arXiv:2010.11929) as timm has it. Options:
     Touvron et al. 2021 (arXiv:2103.17239, LayerScale), Darcet et al. 2023
     (arXiv:2309.16588, registers), Radford et al. 2021 (arXiv:2103.00020, CLIP), Zhai
-    et al. 2022 (arXiv:2106.04560, attention pooling), Fang et al. 2023
-    (arXiv:2303.11331, EVA-02).
+    et al. 2022 (arXiv:2106.04560, attention pooling), Siméoni et al. 2025
+    (arXiv:2508.10104, rotary positions).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -150,19 +142,11 @@ class ViT(Transformer, options=ViTOptions):
         self.channels = input_shape[2]
         patches = self.grid[0] * self.grid[1]
         first = int(class_token and options.class_position)
-        if options.rotary not in (False, True, "index"):
-            raise ValueError(
-                f"rotary={options.rotary!r} must be True, 'index', or False for none"
-            )
-        if options.rotary != "index":
-            options.check_unused("rope_grid", without="rotary='index'")
-        self.rope_grid = options.rope_grid if options.rotary == "index" else None
         if not options.rotary:
             options.check_unused("rope_theta", without="rotary=True")
         else:  # raises for a bad rope_theta or head_dim
             size = options.head_axes()["head_dim"].size
-            theta, count = options.rope_theta, self.rope_grid
-            grid_angles(self.grid, size, theta=theta, count=count)
+            grid_angles(self.grid, size, theta=options.rope_theta)
         fixed = {
             "patch": options.patch_size**2 * self.channels,
             "positions": patches + first,
@@ -208,8 +192,7 @@ class ViT(Transformer, options=ViTOptions):
             if options.pre_norm
             else None
         )
-        # Its positions are given as angles.
-        block = options.block(rotary=None, neighbours=options.rotary == "index")
+        block = options.block(rotary=None)  # its positions are given as angles
         self.build_blocks(block, options.depth, rngs)
         self.attention_pool = (
             AttentionPool(self.plan, block, rngs=rngs) if pool == "attention" else None
@@ -305,13 +288,7 @@ class ViT(Transformer, options=ViTOptions):
         if self.rope_theta is None:
             return None
         grid, size = self._grid(*x.shape[1:3]), self.plan["head_dim"].size
-        angles = grid_angles(
-            grid,
-            size,
-            theta=self.rope_theta,
-            prefix=self.prefix,
-            count=self.rope_grid,
-        )
+        angles = grid_angles(grid, size, theta=self.rope_theta, prefix=self.prefix)
         return jnp.asarray(angles, jnp.float32)
 
     def _pool(self, x: Float[Array, "batch time n"]) -> Float[Array, "batch *time n"]:
@@ -430,15 +407,6 @@ _SIGLIP = {"class_token": False, "pool": "attention", "out_features": 0}
 _SIGLIP_GAP = {"class_token": False, "pool": "norm_mean", "out_features": 0}
 _TANH = {"nonlinearity": "gelu_tanh"}
 _MEAN = {"pool": "mean", "class_token": True}
-_EVA02 = {**_MEAN, **_SWIGLU, "key_bias": False, "rotary": "index", "rope_theta": 1e4}
-
-
-def _eva02(size: str) -> dict[str, Any]:
-    """Options of a size of EVA-02. The width of its MLP is 8/3 of `width`, rounded."""
-    width = _SIZES[size]["width"]
-    inner = "mlp" if size in ("base", "large") else ""
-    ratio = int(width * 4 * 2 / 3) / width
-    return {**_EVA02, "mlp_ratio": ratio, "inner_norm": inner}
 
 
 def _rows() -> Iterator[tuple[str, str, int, int, Mapping[str, Any]]]:
@@ -505,17 +473,6 @@ def _rows() -> Iterator[tuple[str, str, int, int, Mapping[str, Any]]]:
         yield f"vit_{size}_patch16_dinov3", size, 16, 256, {**_DINOV3, **plus}
     for size in ("small", "base", "large"):
         yield f"flexivit_{size}", size, 16, 240, {"class_position": False}
-    for size, side in (
-        *((s, n) for s in ("tiny", "small") for n in (224, 336)),
-        *((s, n) for s in ("base", "large") for n in (224, 448)),
-    ):
-        yield f"eva02_{size}_patch14_{side}", size, 14, side, _eva02(size)
-    for size, patch, side in (
-        *(("base", 16, 224), ("large", 14, 224), ("large", 14, 336)),
-    ):
-        options = {**_eva02(size), "inner_norm": "both", "pool": "token"}
-        name = f"eva02_{size}_patch{patch}_clip_{side}"
-        yield name, size, patch, side, options
     for side in (224, 336, 560):
         options = {**_MEAN, "key_bias": False}
         yield f"eva_giant_patch14_{side}", "giant_clip", 14, side, options
@@ -560,8 +517,6 @@ NAMES = (
     ),
     *("vit_base_patch16_siglip_224", "vit_large_patch16_siglip_256"),
     "vit_so400m_patch14_siglip_384",
-    *("eva02_tiny_patch14_336", "eva02_small_patch14_336"),
-    *("eva02_base_patch14_448", "eva02_large_patch14_448"),
 )
 _SMALL = {
     f"vit_{size}_patch{patch}_{side}": {**_SIZES[size], **_images(patch, side)}
@@ -774,13 +729,11 @@ LAYOUTS = {
                 {
                     "attention_norm": "norm1.",
                     "attention/qkv": "attn.qkv.",
-                    "attention/norm": "attn.norm.",
                     "attention/out": "attn.proj.",
                     "attention_scale/scale": "ls1.gamma",
                     "mlp_norm": "norm2.",
                     "mlp/up": "mlp.fc1.",
                     "mlp/gate_up": "mlp.fc1.",
-                    "mlp/norm": "mlp.norm.",
                     "mlp/down": "mlp.fc2.",
                     "mlp_scale/scale": "ls2.gamma",
                 },
@@ -928,9 +881,7 @@ def _layout(model: ViT, name: str) -> Layout:
     chosen, gated = LAYOUTS[name], model.options.gated
     modules, prefix = dict(chosen.modules), chosen.prefix
     if name == "timm" and (model.rope_theta is not None or not model.options.key_bias):
-        modules |= _eva_modules(model)
-        if gated and "blocks/*/mlp/gate" not in modules:
-            modules.pop("blocks/*/mlp/up")
+        modules |= _eva_modules(gated)
     elif name == "transformers_dinov3":
         pass
     elif gated:
@@ -949,28 +900,24 @@ def _layout(model: ViT, name: str) -> Layout:
     return chosen._replace(modules=modules, special=special, prefix=prefix)
 
 
-def _eva_modules(model: ViT) -> dict[str, str]:
-    """Names in timm's class Eva (DINOv3, EVA, EVA-02) that differ from other ViTs'."""
-    is_dinov3 = model.rope_theta is not None and model.rope_grid is None
-    inner_norm = bool(model.options.inner_norm)
-    names = {"attention_scale/scale": "gamma_1", "mlp_scale/scale": "gamma_2"}
-    if inner_norm:
-        for name in ("query", "key", "value"):
-            names[f"attention/{name}"] = f"attn.{name[0]}_proj."
-    else:
-        names["attention/query/bias"] = "attn.q_bias"
-        names["attention/value/bias"] = "attn.v_bias"
-    if model.options.gated and (is_dinov3 or inner_norm):
-        names |= {"mlp/gate": "mlp.fc1_g.", "mlp/up": "mlp.fc1_x."}
+def _eva_modules(gated: bool) -> dict[str, str]:
+    """Names in timm's class Eva (EVA, DINOv3) that differ from those of other ViTs."""
+    names = {
+        "attention_scale/scale": "gamma_1",
+        "mlp_scale/scale": "gamma_2",
+        "attention/query/bias": "attn.q_bias",
+        "attention/value/bias": "attn.v_bias",
+        **({"mlp/gate": "mlp.fc1_g.", "mlp/up": "mlp.fc1_x."} if gated else {}),
+    }
     return _blocks("blocks.{}.", names)
 
 
 def _check_positions(model: ViT, name: str) -> None:
     is_rotary, needed = model.rope_theta is not None, name == "transformers_dinov3"
-    if name != "timm" and (is_rotary != needed or model.rope_grid is not None):
+    if name != "timm" and is_rotary != needed:
         raise Misfit(
             f"the layout {name!r} is for networks {'with' if needed else 'without'} "
-            "rotary positions in [-1, 1]; pass ",
+            "rotary positions; pass ",
             {"rotary": str(needed), "position": str(not needed)},
         )
 

@@ -111,10 +111,6 @@ class BlockOptions:
       gated: the MLP is W2 (φ(W_gate x) · W1 x), not W2 φ(W1 x).
       qk_norm: RMSNorm of each query and key over its head.
       rotary: rotary positions of queries and keys; None for none.
-      neighbours: positions that are given as angles turn neighbouring entries of a
-        head; see `rotary.turn`.
-      inner_norm: "mlp" for a norm before the last kernel of the MLP, "both" for one
-        before that of attention too, "" for none.
       routing: the MLP is a mixture of experts, which are gated; None for one MLP.
       layer_scale: initial value of LayerScale at the end of each branch; None for no
         LayerScale.
@@ -131,8 +127,6 @@ class BlockOptions:
     gated: bool = False
     qk_norm: bool = False
     rotary: Rotary | None = None
-    neighbours: bool = False
-    inner_norm: str = ""
     routing: Routing | None = None
     layer_scale: float | None = None
     zero_queries: bool = True
@@ -158,10 +152,6 @@ class BlockOptions:
         if self.attention not in ("auto", "xla", "cudnn"):
             raise ValueError(
                 f"attention={self.attention!r} must be 'auto', 'xla' or 'cudnn'"
-            )
-        if self.inner_norm not in ("", "mlp", "both"):
-            raise ValueError(
-                f"inner_norm={self.inner_norm!r} must be 'mlp', 'both', or '' for none"
             )
         if self.qk_norm and self.zero_queries:
             raise ValueError(
@@ -266,7 +256,6 @@ class Attention(nnx.Module):
         self.causal = options.causal
         self.implementation = options.attention
         self.rotary = options.rotary
-        self.neighbours = options.neighbours
         grouped = "kv_heads" if plan.has("kv_heads") else "heads"
 
         def read(heads: str, init: str = "fan_in", bias: bool = True) -> Dense:
@@ -291,11 +280,6 @@ class Attention(nnx.Module):
         self.key = read(grouped, bias=options.key_bias)
         self.value = read(grouped)
         self.query_norm, self.key_norm = norm(), norm()
-        self.norm = (
-            LayerNorm(plan, "embed", in_branch=in_branch, epsilon=options.norm_eps)
-            if options.inner_norm == "both"
-            else None
-        )
         self.out = Dense(
             plan,
             ("heads", "head_dim", "embed"),
@@ -313,8 +297,7 @@ class Attention(nnx.Module):
     ) -> Float[Array, "batch time n"]:
         query, key, value = self._heads(x, jnp.arange(x.shape[1])[None])
         if angles is not None:
-            query = turn(query, angles, neighbours=self.neighbours)
-            key = turn(key, angles, neighbours=self.neighbours)
+            query, key = turn(query, angles), turn(key, angles)
         return self._attend(query, key, value)
 
     def read(
@@ -340,15 +323,7 @@ class Attention(nnx.Module):
             is_causal=self.causal,
             implementation=implementation,
         )
-        return self.out(self._normed(heads))
-
-    def _normed(
-        self, heads: Float[Array, "batch queries heads head_dim"]
-    ) -> Float[Array, "batch queries heads head_dim"]:
-        """Apply the norm over all heads of a token, if there is one."""
-        if self.norm is None:
-            return heads
-        return self.norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
+        return self.out(heads)
 
     def decode(
         self, x: Float[Array, "batch time n"], cache: Cache, places: Places
@@ -378,7 +353,7 @@ class Attention(nnx.Module):
             scale=self.scale,
             implementation="xla",
         )
-        return self.out(self._normed(heads)), cache
+        return self.out(heads), cache
 
     def _heads(
         self, x: Float[Array, "batch time n"], positions: Int[Array, "#batch time"]
@@ -412,7 +387,7 @@ def _has_flash(query: Float[Array, "batch time heads head_dim"]) -> bool:
 
 
 class MLP(nnx.Module):
-    """W2 φ(W1 x), or W2 (φ(W_gate x) · W1 x), with dropout and a norm before W2."""
+    """W2 φ(W1 x), or W2 (φ(W_gate x) · W1 x), with dropout before W2."""
 
     def __init__(
         self,
@@ -432,11 +407,6 @@ class MLP(nnx.Module):
 
         self.gate = read() if options.gated else None
         self.up = read()
-        self.norm = (
-            LayerNorm(plan, "mlp", in_branch=in_branch, epsilon=options.norm_eps)
-            if options.inner_norm
-            else None
-        )
         self.down = Dense(
             plan,
             ("mlp", "embed"),
@@ -451,8 +421,7 @@ class MLP(nnx.Module):
     ) -> Float[Array, "batch time n"]:
         φ = activation(self.nonlinearity)
         h = φ(self.up(x)) if self.gate is None else φ(self.gate(x)) * self.up(x)
-        h = dropout(h, self.dropout, key)
-        return self.down(applied(self.norm, h))
+        return self.down(dropout(h, self.dropout, key))
 
 
 def _norm(
@@ -705,7 +674,6 @@ class AttentionPool(nnx.Module):
             causal=False,
             gated=False,
             rotary=None,
-            inner_norm="",
             layer_scale=None,
             zero_init=False,
             dropout=0.0,

@@ -170,25 +170,10 @@ def pool(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:
     return of(x, (2, 2), strides=(2, 2))
 
 
-def stem_pool(x: Float[Array, "b h w n"], stride: int = 2) -> Float[Array, "b h2 w2 n"]:
+def stem_pool(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
     """Max pooling over 3x3 pixels, padded by one, after ResNet's stem."""
     sides = ((1, 1), (1, 1))
-    return jnp.asarray(nnx.max_pool(x, (3, 3), (stride, stride), sides))
-
-
-def blur(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
-    """Blur by (1, 2, 1)/4 along both sides at stride 2, with reflected borders.
-
-    Source: Zhang 2019 (arXiv:1904.11486), with its 3x3 filter.
-    """
-    x = jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
-    for axis in (1, 2):
-        n = x.shape[axis]
-        a, b, c = (
-            jax.lax.slice_in_dim(x, i, n - 2 + i, stride=2, axis=axis) for i in range(3)
-        )
-        x = (a + 2 * b + c) / 4
-    return x
+    return jnp.asarray(nnx.max_pool(x, (3, 3), (2, 2), sides))
 
 
 def half(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
@@ -198,13 +183,6 @@ def half(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
     """
     odd = [(0, n % 2) for n in x.shape[1:3]]
     return jnp.asarray(nnx.avg_pool(x, (2, 2), (2, 2), odd, count_include_pad=False))
-
-
-def antialiased(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:
-    """Halve the image by "blur" or "average"; "none" returns it."""
-    if kind == "none":
-        return x
-    return blur(x) if kind == "blur" else pool(x, "average")
 
 
 def fan_out_conv(

@@ -84,26 +84,18 @@ class Rotary:
 def turn(
     x: Float[Array, "batch time heads head_dim"],
     angles: Float[Array, "time half"] | Float[Array, "#batch time half"],
-    *,
-    neighbours: bool = False,
 ) -> Float[Array, "batch time heads head_dim"]:
     """Rotate the pairs (i, i + d/2) of each token's entries by its angles.
 
     Args:
       x: queries or keys.
       angles: in radians; with a leading axis, they differ between sequences.
-      neighbours: rotate the pairs (2i, 2i + 1) instead, as in EVA-02.
     """
     dtype = single(x.dtype)
     angles = (angles if angles.ndim == 3 else angles[None]).astype(dtype)
     cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
-    y = x.astype(dtype)
-    first, second = (
-        (y[..., ::2], y[..., 1::2]) if neighbours else jnp.split(y, 2, axis=-1)
-    )
+    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
     turned = [first * cos - second * sin, second * cos + first * sin]
-    if neighbours:
-        return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
@@ -113,34 +105,26 @@ def grid_angles(
     *,
     theta: float = 100.0,
     prefix: int = 0,
-    count: int | None = None,
 ) -> Float[np.ndarray, "time half"]:
-    """Rotation angles of patches by their position in an image (DINOv3, EVA-02).
+    """Rotation angles of patches by their position in an image (DINOv3).
 
     The centers of the patches lie in [-1, 1] along each side. The first half of a
     head's pairs is rotated by 2π · row · theta^(-4i/d), the second half by the columns.
-    With `count`, rows and columns are numbered from 0 instead, scaled so that a side
-    has length `count`, and without the factor 2π.
 
     Args:
       grid: (rows, columns) of patches.
       head_dim: d.
       theta: base of the frequencies.
       prefix: number of tokens before the patches; their angles are zero.
-      count: number of patches per side for which positions are 0, 1, 2, ...; None for
-        positions in [-1, 1].
 
     Raises:
-      ValueError: head_dim is not a multiple of 4, or theta or count is not positive.
+      ValueError: head_dim is not a multiple of 4, or theta is not positive.
 
-    Source: Siméoni et al. 2025, arXiv:2508.10104, section 3.2. With a `count`: Fang et
-    al. 2023, arXiv:2303.11331, as timm has it.
+    Source: Siméoni et al. 2025, arXiv:2508.10104, section 3.2.
 
     Examples:
       >>> grid_angles((1, 2), 4, prefix=1).round(2).tolist()  # 2π · (0, ∓1/2)
       [[0.0, 0.0], [0.0, -3.14], [0.0, 3.14]]
-      >>> grid_angles((1, 2), 4, count=16).tolist()
-      [[0.0, 0.0], [0.0, 8.0]]
     """
     if head_dim % 4:
         raise ValueError(
@@ -150,12 +134,7 @@ def grid_angles(
     if not theta > 0:
         raise ValueError(f"rope_theta={theta!r} must be positive")
     frequencies = theta ** -(np.arange(0, head_dim, 4) / head_dim)
-    if count is None:
-        sides = [2 * math.pi * (2 * (np.arange(n) + 0.5) / n - 1) for n in grid]
-    else:
-        if count < 1:
-            raise ValueError(f"rope_grid={count!r} must be at least 1")
-        sides = [count * np.arange(n) / n for n in grid]
+    sides = [2 * math.pi * (2 * (np.arange(n) + 0.5) / n - 1) for n in grid]
     places = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2)
     angles = places[:, :, None] * frequencies
     angles = angles.reshape(len(places), -1)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from ..family import Family, ResidualOptions
 from .basic import ACTIVATIONS, Remat, call, numbers_of_blocks, scan, stack
-from .conv import Conv, antialiased, check_images, half
+from .conv import Conv, check_images, half
 from .squeeze import SqueezeExcite
 
 
@@ -73,8 +73,6 @@ class ConvBlock(nnx.Module):
         end of the branch.
       shortcut: a projection of x; None for x itself.
       residual: False: the block is its branch alone, without the factor.
-      antialias: how the image is halved: "none" (strides), "blur" or "average".
-      antialias_after: the number of the convolution that this follows.
     """
 
     def __init__(
@@ -89,13 +87,10 @@ class ConvBlock(nnx.Module):
         se_before: int = 0,
         shortcut: Projection | None = None,
         residual: bool = True,
-        antialias: str = "none",
-        antialias_after: int = 0,
     ):
         self.branch = branch
         self.nonlinearity, self.after = nonlinearity, after
         self.residual = residual
-        self.antialias, self.antialias_after = antialias, antialias_after
         self.convs, self.norms = nnx.List(convs), nnx.List(norms)
         self.se, self.se_before = se, se_before
         self.shortcut = shortcut
@@ -108,19 +103,11 @@ class ConvBlock(nnx.Module):
             h = norm(conv(h))
             if i < count - 1 or self.after == "branch":
                 h = φ(h)
-            if i == self.antialias_after:
-                h = antialiased(h, self.antialias)
         if self.se is not None and self.se_before == count:
             h = self.se(h)
         if not self.residual:
             return h
         x = x if self.shortcut is None else self.shortcut(x)
-        if x.shape != h.shape:
-            raise ValueError(
-                f"antialias={self.antialias!r} makes {h.shape[1:3]} pixels of an odd "
-                f"number, and the shortcut {x.shape[1:3]}; give images whose height "
-                "and width are multiples of 32"
-            )
         x = x + self.branch * h
         return φ(x) if self.after == "sum" else x
 

@@ -1,7 +1,7 @@
 """Map architectures of other libraries to models of the zoo and their options.
 
-The keys of a file do not determine the architecture: timm's resnetblur50 and resnetaa50
-have the keys and shapes of resnet50, but compute something else. So the architecture is
+The keys of a file do not determine the architecture: timm's resnetblur50 has
+the keys and shapes of resnet50, but computes something else. So the architecture is
 read from the repository's `config.json`, and only those of a `Record` are accepted.
 """
 

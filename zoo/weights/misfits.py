@@ -100,15 +100,8 @@ def _pool(arrays: Mapping[str, Any]) -> str:
     return "'norm_mean'"
 
 
-def _inner_norm(arrays: Mapping[str, Any]) -> str:
-    if any(re.search(r"\.attn\.norm\.", key) for key in arrays):
-        return "'both'"
-    return "'mlp'" if any(re.search(r"\.mlp\.norm\.", k) for k in arrays) else "''"
-
-
 _CLASS_TOKEN = r"(^|[./])(cls_token|class_token|class_embedding|cls)$"
 _REMEDIES = (
-    _Remedy(r"\.(attn|mlp)\.norm\.", "inner_norm", _inner_norm, _inner_norm),
     _Remedy(r"^fc_norm\.", "pool", "'mean'", _pool),
     _Remedy(
         r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$", "layer_scale", "1e-5", "None"
@@ -143,7 +136,6 @@ _REMEDIES = (
     _Remedy(r"^layer\d+\.\d+\.se\.fc\d\.", "squeeze", _squeeze),
     _Remedy(r"^conv1\.\d+\.", "stem", "'deep'"),
     _Remedy(r"^layer.*\.downsample\.2\.", "shortcut", "'average'"),
-    _Remedy(r"^maxpool\.", "stem_pooling", "'conv'"),
 )
 # Options that the keys of a file decide: with another value the file does not fit.
 OPTIONS = {remedy.option for remedy in _REMEDIES}
