@@ -9,6 +9,7 @@ under "timm convnext" the rank of the MLP's kernels of each network.
 """
 
 import json
+import pathlib
 import re
 import tempfile
 
@@ -16,7 +17,6 @@ import safetensors.torch
 import timm
 import torch
 import transformers as hf
-from kit import HERE
 
 UNUSED = re.compile(r"mask_token$|(^|\.)pooler\.|num_batches_tracked$")
 VIT = {
@@ -118,4 +118,6 @@ def rank(name: str) -> int:
 
 names = {case: keys(kind(config(**o))) for case, (kind, config, o) in CASES.items()}
 names["timm convnext"] = {name: rank(name) for name in CONVNEXTS}
-(HERE / "layout_names.json").write_text(json.dumps(names, indent=0) + "\n")
+pathlib.Path(__file__).with_name("layout_names.json").write_text(
+    json.dumps(names, indent=0) + "\n"
+)
