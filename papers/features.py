@@ -30,7 +30,7 @@ from mupax.experiments.io import write_durably
 from mupax.experiments.run.build import build, create_model
 from mupax.experiments.sweep import space
 from mupax.experiments.sweep.tasks import ZooTask
-from mupax.zoo.layers.basic import flattened, scan_keeping
+from mupax.zoo.layers.basic import flattened
 
 from . import sizes
 from .numbers import Row
@@ -259,7 +259,13 @@ def _measurement(setting: Setting, task: ZooTask) -> Any:
         model.eval()
         images = dataset.normalize(batch)["image"]
         start = model.readin(flattened(images, model.input_shape))
-        later = scan_keeping(model.blocks, start, keep=range(depth))
+        graph, blocks = nnx.split(model.blocks)
+
+        def block(x: Array, weights: Any) -> tuple[Array, Array]:
+            x = nnx.merge(graph, weights)(x)
+            return x, x
+
+        _, later = jax.lax.scan(block, start, blocks)
         x = jnp.concatenate([start[None], later])
         return jnp.stack([jnp.sqrt(jnp.mean((x[k:] - x[:-k]) ** 2)) for k in gaps])
 

@@ -300,30 +300,6 @@ def test_squeeze_and_excitation_takes_the_nonlinearity_of_its_block():
     assert model.stages[0].first.se.activation is nnx.hard_swish
 
 
-def test_a_single_number_of_a_stage_is_an_error():
-    model = abstract("convnext_tiny", {})
-    with pytest.raises(ValueError, match=r"blocks=1 must be a tuple, e.g. \(1,\)"):
-        model.intermediates(jnp.ones((1, 32, 32, 3)), 1)
-
-
-@pytest.mark.parametrize("case", ["convnext", "mobilenetv3"])
-def test_features_are_what_the_readout_sees(case):
-    model = loaded(case)
-    model.eval()
-    x = images(case)
-    assert apart(model.readout(model.features(x)), np.asarray(model(x))) == 0
-    maps = model.intermediates(x)
-    rows = getattr(model, "rows", ())
-    stages = {row.stage for row in rows} or model.stages
-    assert len(maps) == len(stages)
-    if rows:  # several rows may be one stage
-        assert len(maps) < len(rows)
-        last = {row.stage: row.channels for row in rows}.values()
-        assert [h.shape[-1] for h in maps] == list(last)
-    with pytest.raises(ValueError, match="out of range"):
-        model.intermediates(x, (9,))
-
-
 # Repositories.
 
 

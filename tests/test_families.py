@@ -222,6 +222,15 @@ def test_half_precision_computes_in_it_up_to_logits_of_single_precision(name):
             assert variable.dtype == dtype, path
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_features_are_what_the_readout_sees(name):
+    untied = {"tied": False} if zoo.reads_tokens(name) else {}
+    model, x = create(name, **untied), inputs(name)
+    model.eval()
+    logits = model.readout(model.features(x)) * model.plan.output
+    np.testing.assert_allclose(logits, model(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["mlp", "resmlp", "cnn", "vit"])
 def test_richness_divides_the_output(name):
     law = "relu_mlp" if name == "mlp" else "completep"

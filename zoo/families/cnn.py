@@ -189,16 +189,14 @@ class CNN(Staged, options=CNNOptions):
           The last map, of shape (batch, pixels, width); with `global_pool=True` its
           mean over pixels, of shape (batch, width).
         """
-        x = self._maps(x)[-1]
+        x = self._map(x)
         if self.activation_first:
             x = activation(self.nonlinearity)(x)
         x = x.reshape(x.shape[0], math.prod(x.shape[1:3]), x.shape[-1])
         return x.mean(axis=1) if self.global_pool else x
 
-    def _maps(
-        self, x: Float[Array, "batch h w c"]
-    ) -> list[Float[Array, "batch h2 w2 n"]]:
-        """The residual stream at the end of every stage."""
+    def _map(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 n"]:
+        """The residual stream at the end."""
         check_images(x, self.channels)
         if not self.global_pool and x.shape[1:] != self.input_shape:
             raise ValueError(
@@ -206,14 +204,12 @@ class CNN(Staged, options=CNNOptions):
                 f"{self.input_shape}; with global_pool=True any size does"
             )
         x = self.readin(x)
-        maps = []
         for i, blocks in enumerate(self.stages):
             if i:
                 x = self.doubling[i - 1](pool(x, self.pooling))
             if blocks is not None:
                 x = scan(blocks, x, remat=self.remat)
-            maps.append(x)
-        return maps
+        return x
 
 
 def _counts(depth: int) -> list[int]:

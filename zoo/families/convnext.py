@@ -232,7 +232,7 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
         Returns:
           Features of shape (batch, channels of the last stage).
         """
-        return self.head_norm(self._maps(x)[-1].mean(axis=(1, 2)))
+        return self.head_norm(self._map(x).mean(axis=(1, 2)))
 
     def _enter(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 n"]:
         return self.norm(self.conv(x))

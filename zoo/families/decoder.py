@@ -132,29 +132,6 @@ class Decoder(Transformer):
         self.check_tokens(tokens)
         return applied(self.norm, self.run_blocks(self._embed(tokens), rngs))
 
-    def intermediates(
-        self,
-        tokens: Int[Array, "batch time"],
-        blocks: Sequence[int] | None = None,
-        *,
-        norm: bool = False,
-    ) -> tuple[Float[Array, "batch time embed"], ...]:
-        """The residual stream after some of the blocks, without noise.
-
-        Args:
-          tokens: as in a call.
-          blocks: indices of blocks, from 0, or negative from the end; None for all.
-          norm: apply the last norm to each.
-
-        Returns:
-          For each block an array of shape (batch, time, width).
-
-        Raises:
-          ValueError: an index is out of range.
-        """
-        self.check_tokens(tokens)
-        return self._intermediates(self._embed(tokens), blocks, norm)
-
     def cache(self, batch: int, length: int) -> Cache:
         """An empty cache of keys and values, for `decode`.
 

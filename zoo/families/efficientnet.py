@@ -310,16 +310,13 @@ class EfficientNet(Staged, options=EfficientNetOptions):
 
         return Stage.of(build, row.blocks, options, rngs)
 
-    def _ends(self) -> list[int]:
-        return sorted({row.stage: i for i, row in enumerate(self.rows)}.values())
-
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch n"]:
         """Features before the readout: the output of the last convolution, pooled.
 
         Returns:
           Features of shape (batch, channels of the last convolution).
         """
-        x = self._maps(x)[-1]
+        x = self._map(x)
         if not self.head_pooled:
             x = self.activation(self.top_norm(self.top_conv(x)))
         x = x.mean(axis=(1, 2))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -258,28 +258,6 @@ class ViT(Transformer, options=ViTOptions):
         """
         angles = self._angles(x)
         return self._pool(self.run_blocks(self._embed(x), rngs, angles))
-
-    def intermediates(
-        self,
-        x: Float[Array, "batch height width c"],
-        blocks: Sequence[int] | None = None,
-        *,
-        norm: bool = False,
-    ) -> tuple[Float[Array, "batch time n"], ...]:
-        """The residual stream after some of the blocks, without noise.
-
-        Args:
-          blocks: indices of blocks, from 0, or negative from the end; None for all.
-          norm: apply the last norm to each.
-
-        Returns:
-          For each block an array of shape (batch, tokens, width): the class token and
-          the registers, if there are any, then the patches row by row.
-
-        Raises:
-          ValueError: an index is out of range.
-        """
-        return self._intermediates(self._embed(x), blocks, norm, self._angles(x))
 
     def _angles(
         self, x: Float[Array, "batch height width c"]

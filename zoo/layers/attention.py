@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Literal, NamedTuple
 
@@ -23,9 +22,7 @@ from .basic import (
     Remat,
     RMSNorm,
     activation,
-    numbers_of_blocks,
     scan,
-    scan_keeping,
     stack,
     times,
     writable_state,
@@ -598,7 +595,7 @@ class Transformer(Family):
         Args:
           x: embedded tokens.
           rngs: random state of this call, instead of the model's own.
-          angles: rotation angles of queries and keys, the same in every block.
+          angles: rotation angles of queries and keys.
         """
         noise = None
         own = self.rngs if rngs is None else rngs
@@ -609,35 +606,9 @@ class Transformer(Family):
             last = self.options.drop_path
             rates = jnp.linspace(0.0, last, self.depth) if last else None
             noise = Noise(jax.random.split(rest, self.depth), rates)
-        turns = self._of_every_block(angles)
-        return scan(self.blocks, x, noise, turns, remat=self.options.remat, lean=True)
-
-    def _of_every_block(
-        self, angles: Float[Array, "time half"] | None
-    ) -> Float[Array, "layers time half"] | None:
-        if angles is None:
-            return None
-        return jnp.broadcast_to(angles, (self.depth, *angles.shape))
-
-    def _intermediates(
-        self,
-        x: Float[Array, "batch time n"],
-        blocks: Sequence[int] | None,
-        norm: bool,
-        angles: Float[Array, "time half"] | None = None,
-    ) -> tuple[Float[Array, "batch time n"], ...]:
-        """The streams after some blocks (-1 is the last), or after all for None."""
-        numbers = numbers_of_blocks(blocks, self.depth)
-        kept = scan_keeping(
-            self.blocks,
-            x,
-            None,
-            self._of_every_block(angles),
-            keep=numbers,
-            remat=self.options.remat,
-            lean=True,
-        )
-        return tuple(applied(self.norm if norm else None, h) for h in kept)
+        if angles is not None:  # the same in every block
+            angles = jnp.broadcast_to(angles, (self.depth, *angles.shape))
+        return scan(self.blocks, x, noise, angles, remat=self.options.remat, lean=True)
 
     def decode_blocks(
         self, x: Float[Array, "batch time n"], cache: Cache, places: Places

@@ -10,7 +10,6 @@ from typing import Any
 import flax.errors
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -418,78 +417,6 @@ def scan(
     with writable_state():
         nnx.update(blocks, state)
     return x
-
-
-def scan_keeping(
-    blocks: nnx.Module,
-    x: Float[Array, "*batch n"],
-    *inputs: Any,
-    keep: Sequence[int],
-    remat: Remat = False,
-    lean: bool = False,
-) -> Float[Array, "kept *batch n"]:
-    """As `scan`, but return the residual stream after some of the blocks.
-
-    Only these streams are stored, and the scan is not unrolled.
-
-    Args:
-      blocks: from `stack`.
-      x: the residual stream.
-      *inputs: as in `scan`.
-      keep: distinct indices of blocks, at least 0.
-      remat: as in `scan`.
-      lean: as in `scan`.
-
-    Returns:
-      The streams after the blocks in `keep`, in its order.
-    """
-    graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
-    run = _pure(graph, remat, lean, scanned=True)
-    depth = jax.tree.leaves(variables)[0].shape[0]
-    # Blocks that are not kept write to an index out of range, which is dropped.
-    places = np.full(depth, len(keep), np.int32)
-    places[list(keep)] = np.arange(len(keep))
-
-    def step(carry: tuple[Array, Array], layer: Any) -> tuple[Any, nnx.State[Any, Any]]:
-        (x, kept), (place, rest) = carry, layer
-        x, state = run(x, rest)
-        return (x, kept.at[place].set(x, mode="drop")), state
-
-    start = x, jnp.zeros((len(keep), *x.shape), x.dtype)
-    (_, kept), state = jax.lax.scan(step, start, (places, (*variables, inputs)))
-    with writable_state():
-        nnx.update(blocks, state)
-    return kept
-
-
-def numbers_of_blocks(blocks: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    """Check indices of blocks, and make negative ones positive.
-
-    Args:
-      blocks: indices; -1 is the last block. None for all blocks.
-      count: number of blocks.
-
-    Raises:
-      ValueError: an index is out of range, or given twice.
-
-    Examples:
-      >>> numbers_of_blocks((0, -1), 4)
-      (0, 3)
-    """
-    if isinstance(blocks, int):
-        raise ValueError(f"blocks={blocks} must be a tuple, e.g. ({blocks},)")
-    given = tuple(range(count)) if blocks is None else tuple(blocks)
-    for number in given:
-        whole = isinstance(number, int) and not isinstance(number, bool)
-        if not whole or not -count <= number < count:
-            raise ValueError(
-                f"blocks={given}: {number!r} is out of range for a model of {count} "
-                f"blocks; use 0 to {count - 1}, or negative numbers from the end"
-            )
-    numbers = tuple(number % count for number in given)
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"blocks={given} names a block twice")
-    return numbers
 
 
 @contextlib.contextmanager

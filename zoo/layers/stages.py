@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from ..family import Family, ResidualOptions
-from .basic import ACTIVATIONS, Remat, call, numbers_of_blocks, scan, stack
+from .basic import ACTIVATIONS, Remat, call, scan, stack
 from .conv import Conv, check_images, half
 from .squeeze import SqueezeExcite
 
@@ -157,7 +157,7 @@ class Staged(Family):
     """A convolutional network: an entry, stages one after another, and a readout.
 
     A subclass sets `channels` (of its images), `stages` and `readout` in `build`. It
-    defines `_enter`, the layers before the first stage, or `_maps` if there are layers
+    defines `_enter`, the layers before the first stage, or `_map` if there are layers
     between stages.
     """
 
@@ -170,48 +170,20 @@ class Staged(Family):
         Returns:
           Features of shape (batch, channels of the last stage).
         """
-        return self._maps(x)[-1].mean(axis=(1, 2))
+        return self._map(x).mean(axis=(1, 2))
 
-    def intermediates(
-        self, x: Float[Array, "batch h w c"], blocks: Sequence[int] | None = None
-    ) -> tuple[Float[Array, "batch h2 w2 n"], ...]:
-        """The output of some of the stages.
-
-        Args:
-          blocks: indices of stages, from 0, or negative from the end; None for all. The
-            rows of an `EfficientNet` with the same `stage` are one stage.
-
-        Returns:
-          For each stage an array of shape (batch, height, width, channels).
-
-        Raises:
-          ValueError: an index is out of range.
-        """
-        ends = self._ends()
-        numbers = numbers_of_blocks(blocks, len(ends))
-        maps = self._maps(x)
-        return tuple(maps[ends[number]] for number in numbers)
-
-    def _ends(self) -> list[int]:
-        """For each stage the index of its map, the last one of several."""
-        return list(range(len(self.stages)))
-
-    def _maps(
-        self, x: Float[Array, "batch h w c"]
-    ) -> list[Float[Array, "batch h2 w2 n"]]:
-        """The output of every stage."""
+    def _map(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 n"]:
+        """The output of the last stage."""
         check_images(x, self.channels)
         shape, x = x.shape, self._enter(x)
-        maps = []
         for stage in self.stages:
             x = stage(x)
-            maps.append(x)
         if not x.size:
             raise ValueError(
                 f"images of {shape[1]} x {shape[2]} pixels are too small: no pixel is "
-                f"left after {len(maps)} stages; use larger images"
+                f"left after {len(self.stages)} stages; use larger images"
             )
-        return maps
+        return x
 
     def _enter(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 n"]:
         """Apply the layers before the first stage."""
