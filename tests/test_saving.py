@@ -105,10 +105,10 @@ def test_the_card_of_a_run_has_metrics_settings_and_command(tmp_path):
     _, header, text = (folder / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(header)["library_name"] == "mupax"
     for said in (
-        "Made from timm/some@main",
-        "accuracy 0.875, loss 0.33333",
-        "| steps | 7 |",
-        "    mupax train --config x",
+        "    initial weights: timm/some@main",
+        "    test accuracy: 0.875\n    test loss: 0.33333",
+        "    steps: 7",
+        "    command: mupax train --config x",
     ):
         assert said in text
     assert "Nothing is known" not in text
@@ -132,13 +132,16 @@ def test_a_card_holds_neither_html_nor_links_of_others_nor_folders_of_a_machine(
     ).read_text()
     assert "home" not in text
     assert "\x1b" not in text
-    assert "Made from &lt;b&gt;.npz" in text
-    assert "Trained on text:a.txt" in text
-    assert "| data_dir | data |" in text
-    assert r"| init | gs://bucket/run\|x |" in text
-    assert "    mupax convert --source=w.npz --out s3://bucket/x" in text
-    assert r"&lt;script&gt;x()&lt;/script&gt; \[a\](javascript:b)" in text
-    assert r" # lines \| \`c\` / d" in text
+    # In a block of code, of one line each.
+    for line in (
+        "initial weights: <b>.npz",
+        "dataset: text:a.txt",
+        "data_dir: data",
+        "init: gs://bucket/run|x",
+        "other: <script>x()</script> [a](javascript:b) # lines | `c` / d",
+        "command: mupax convert --source=w.npz --out s3://bucket/x",
+    ):
+        assert f"\n    {line}\n" in text
 
 
 def test_the_default_parametrization_is_written_out(tmp_path):

@@ -1,7 +1,6 @@
 """The convolutional models: parity with torch, scaling, batch statistics."""
 
 import functools
-import json
 import pathlib
 
 import jax
@@ -17,7 +16,14 @@ from mupax.zoo.plan import Axis, plan
 from mupax.zoo.weights import foreign
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-CASES = json.loads((GOLDEN / "resnet.json").read_text())["settings"]
+# Networks of torchvision, which tests/golden/make.py builds.
+CASES = {
+    "resnet_basic": {"block": "basic", "blocks": (2, 1, 1, 2), "stem": "imagenet"},
+    "resnet_bottleneck": {
+        **{"block": "bottleneck", "blocks": (2, 1, 1, 1), "stem": "imagenet"},
+    },
+    "resnet_cifar": {"block": "basic", "blocks": (1, 2, 1, 1), "stem": "cifar"},
+}
 
 # Two stages, the second with a stack: all that a ResNet has, quick to compile.
 TINY = {
@@ -107,10 +113,8 @@ def golden(case: str) -> dict[str, np.ndarray]:
 
 def from_torch(case: str, **options) -> nnx.Module:
     """The golden's network; every leaf is filled once, every key used."""
-    settings = {**CASES[case], "blocks": tuple(CASES[case]["blocks"])}
-    model = nnx.eval_shape(
-        lambda: zoo.create("resnet18", **{**settings, **options}, rngs=nnx.Rngs(0))
-    )
+    options = {**CASES[case], "width": 4, "out_features": 7, **options}
+    model = nnx.eval_shape(lambda: zoo.create("resnet18", **options, rngs=nnx.Rngs(0)))
     arrays = golden(case)
     before = [key for key in arrays if key.startswith("before/")]
     weights = {key.removeprefix("before/"): arrays[key] for key in before}

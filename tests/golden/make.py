@@ -77,7 +77,7 @@ def shake(model: nn.Module, seed: int) -> nn.Module:
         for name, weight in model.named_parameters():
             values = random.normal(size=tuple(weight.shape))
             # Of experts, which are stacked, the last axis is the fan-in too.
-            fan_in = values[0].size if weight.ndim == 4 else weight.shape[-1]
+            fan_in = values[0].size if weight.ndim == 4 else (1, *weight.shape)[-1]
             if any(part in name for part in _EMBEDDINGS):
                 values *= 0.03 / np.sqrt(fan_in if weight.ndim == 4 else 1)
             elif "latent" in name or "probe" in name:

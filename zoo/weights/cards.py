@@ -1,7 +1,6 @@
 """Model cards: the README.md of a saved model."""
 
 import dataclasses
-import html
 import re
 import shlex
 from collections.abc import Mapping
@@ -17,18 +16,6 @@ from ..preprocessing import DataConfig
 _FOLDERS = re.compile(
     r"(?:\bfile:/*|(?:^|(?<=[=:,'\"(\[]))(?<!\bs3:)(?<!\bgs:)~?/)(?!/)(?:[^/]*/)*"
 )
-
-
-def _text(value: Any) -> str:
-    """A value as plain text in Markdown, on one line.
-
-    Labels and names come from files of others: they must not become HTML or links.
-
-    Examples:
-      >>> _text("<script> [a](javascript:b)")
-      '&lt;script&gt; \\\\[a\\\\](javascript:b)'
-    """
-    return re.sub(r"([\\`*\[\]|~])", r"\\\1", html.escape(_line(value), quote=False))
 
 
 def _line(value: Any) -> str:
@@ -62,7 +49,7 @@ class Training:
     Attributes:
       dataset: the training data; None if the weights were not trained here.
       metrics: on the test split, e.g. {"accuracy": 0.98, "loss": 0.1}.
-      settings: hyperparameters of the run, e.g. {"steps": 1000}; shown as a table.
+      settings: hyperparameters of the run, e.g. {"steps": 1000}.
       source: the initial weights, e.g. the id of a repository; None for none.
       command: the command that trained the weights.
 
@@ -132,19 +119,18 @@ model.eval()  # to predict
 
 
 def _training(training: Training) -> list[str]:
-    parts = ["## Training"]
-    if training.source:
-        parts.append(f"Made from {_text(_without_folders(training.source))}.")
-    if training.dataset:
-        metrics = ", ".join(f"{_text(k)} {v:.5g}" for k, v in training.metrics.items())
-        on = f"Trained on {_text(_without_folders(training.dataset))}"
-        parts.append(f"{on}; on its test split: {metrics}." if metrics else f"{on}.")
-    if training.settings:
-        rows = "\n".join(
-            f"| {_text(k)} | {_text(_without_folders(str(v)))} |"
-            for k, v in training.settings.items()
-        )
-        parts.append(f"| setting | |\n|---|---|\n{rows}")
+    """What is known of a training, as a block of code: its texts come from others."""
+    rows = {
+        "initial weights": training.source,
+        "dataset": training.dataset,
+        **{f"test {name}": f"{value:.5g}" for name, value in training.metrics.items()},
+        **training.settings,
+    }
+    lines = [
+        f"    {_line(name)}: {_without_folders(_line(value))}"
+        for name, value in rows.items()
+        if value is not None
+    ]
     if training.command:
-        parts.append(f"Command:\n\n    {_command(training.command)}")
-    return parts
+        lines.append(f"    command: {_command(training.command)}")
+    return ["## Training", "\n".join(lines)]
