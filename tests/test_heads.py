@@ -1,5 +1,7 @@
 """Muon orthogonalizes what the program uses as a matrix: each head, if asked."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,15 +178,17 @@ def test_per_head_without_heads_is_an_error():
 PARTNERS = {
     "adamw": ("adamw", optax.adamw(0.5, nesterov=True, weight_decay=0.0)),
     "lion": ("lion", optax.lion(0.5, b2=0.999, weight_decay=0.0)),
-    "a whole optimizer": (
-        lambda s: optim.lion(0.5, s, weight_decay=0.0),
-        optax.lion(0.5, weight_decay=0.0),
-    ),
+    "a function": (optim.adam, optax.adam(0.5, nesterov=True)),
     "a scheduled one": (
-        lambda s: optim.adam(optax.linear_schedule(0.0, 0.5, 1), s),
+        lambda _, s: optim.adam(optax.linear_schedule(0.0, 0.5, 1), s),
         optax.adam(optax.linear_schedule(0.0, 0.5, 1)),
     ),
-    "a transform": (lambda s: optax.scale_by_rms(), optax.rmsprop(0.5)),
+    "a transform": (
+        functools.partial(
+            optim.build_optimizer, precondition=optax.scale_by_rms(), family="adam"
+        ),
+        optax.rmsprop(0.5),
+    ),
 }
 
 
@@ -192,7 +196,6 @@ PARTNERS = {
 def test_the_partner_trains_what_is_no_hidden_matrix(name):
     partner, alone = PARTNERS[name]
     scales = read("fused")
-    partner = partner if isinstance(partner, str) else partner(scales)
     tx = optim.muon(1.0, scales, partner=partner, adam_learning_rate=0.5)
     rng = np.random.default_rng(0)
     params = attention("fused")[0](32)
@@ -259,8 +262,31 @@ def test_fused_kernels_that_cannot_stay_whole_are_errors():
 
 
 def test_an_unknown_partner_is_an_error():
-    with pytest.raises(ValueError, match="partner='adm' must be 'adamw', 'lion', or"):
-        optim.muon(0.1, read("flat"), partner="adm")
+    scales, whole = read("flat"), optim.adam(0.1, read("flat"))
+    for partner in ("adm", whole):
+        with pytest.raises(ValueError, match=r"must be 'adamw', 'lion', or a function"):
+            optim.muon(0.1, scales, partner=partner)
+    with pytest.raises(ValueError, match="takes no weight_decay; leave it out"):
+        optim.muon(0.1, scales, partner=optim.adam, adam_weight_decay=0.1)
+
+
+def test_a_partner_trains_its_segment_of_a_kernel_that_also_holds_a_matrix():
+    def make(n):
+        shapes = {"i": (5, n), "w": (n, n + 3), "r": (n, 3)}
+        return {k: jnp.ones(s) for k, s in shapes.items()}
+
+    def call(p, x):
+        y = jnp.tanh(x @ p["i"]) @ p["w"]
+        return y[:, :3] + jnp.tanh(y[:, 3:]) @ p["r"]
+
+    scales = optim.infer_scales(
+        make(16), make(64), inputs=(jnp.ones((1, 5)),), call=call
+    )
+    assert [s.role for s in scales["w"].parts] == ["output", "hidden"]
+    tx = optim.muon(0.1, scales, nesterov=False, partner=optim.adam)
+    updates, _ = tx.update(make(64), tx.init(make(64)), make(64))
+    np.testing.assert_allclose(updates["w"][:, :3], -0.1 / 4, rtol=1e-3)
+    assert (updates["w"][:, 3:] != 0).all()
 
 
 def test_a_foreign_muon_has_the_spectral_family():

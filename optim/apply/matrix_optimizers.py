@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from ..rules.optimizers import is_hidden_matrix
 from ..scales.paths import map_with_paths
-from ..scales.probe import Mode, Recorder, running
 from ..scales.table import Scales
 from .build import Decay, Optimizer, Transform, adam_moments, build
 from .hyperparameters import checked
@@ -42,13 +40,13 @@ class Partner(NamedTuple):
     """What trains all parameters but hidden matrices.
 
     Attributes:
-      optimizer: as in `muon`; or a function such as `adamw`.
+      optimizer: as in `muon`.
       learning_rate: None for that of the matrices.
       decay: weight decay, and its mask.
-      options: arguments of an optimizer that is a name, which takes those that it has.
+      options: arguments of which the optimizer takes those that it has.
     """
 
-    optimizer: str | Transform | Callable[..., Optimizer]
+    optimizer: str | Callable[..., Optimizer]
     learning_rate: optax.ScalarOrSchedule | None = None
     decay: Decay = (0.0, None)
     options: Mapping[str, Any] = {}
@@ -73,18 +71,18 @@ def _beside(
       learning_rate: of the matrices.
       scales: of the model.
       precondition: returns `precondition` of `build` for the scales of the matrices.
-      partner: of the other parameters; a whole optimizer sees no segments.
+      partner: of the other parameters.
       splits: `per_head` and `split_fused` of `muon`.
       decay: weight decay of the matrices, and its mask.
       on_sphere: whether the matrices keep their norm.
       **options: of `build` and of `optimizer_rule`.
     """
-    others = _partner(partner, scales, learning_rate)
+    others = _partner(partner, learning_rate)
     per_head, split_fused = splits
     fused = _kept_whole(scales, per_head=per_head, split_fused=split_fused)
 
     def make(scales: Scales) -> Transform:
-        matrices = _hidden(scales, all)
+        matrices = {p for p, s in scales.items() if all(map(is_hidden_matrix, s.parts))}
         if not matrices:
             raise ValueError(
                 f"no parameter is a hidden matrix, which {name} needs; use "
@@ -100,33 +98,16 @@ def _beside(
             split_fused=split_fused,
             **options,
         )
-        rest = adamw(0.0, scales) if isinstance(others, tuple) else others(scales)
-        return _partition(matrices, own, rest)
+
+        def label(path: str, _: Any) -> str:
+            return "matrices" if path in matrices else "partner"
+
+        transforms = {"matrices": own, "partner": others(scales)}
+        return optax.partition(transforms, functools.partial(map_with_paths, label))
 
     if fused:
-        both = optax.with_extra_args_support(make(scales))
-    else:
-        both = by_segment(scales, make, per_head=per_head)
-    if not isinstance(others, tuple):
-        return both
-    return _partition(_hidden(scales, all if fused else any), both, others)
-
-
-def _hidden(scales: Scales, count: Callable[[Any], bool]) -> frozenset[str]:
-    """The paths of hidden matrices, by any or all of their segments."""
-    return frozenset(
-        p for p, s in scales.items() if count(map(is_hidden_matrix, s.parts))
-    )
-
-
-def _partition(matrices: frozenset[str], own: Transform, rest: Transform) -> Optimizer:
-    """Hidden matrices by one optimizer, and all other parameters by another."""
-
-    def label(path: str, _: Any) -> str:
-        return "matrices" if path in matrices else "partner"
-
-    transforms = {"matrices": own, "partner": rest}
-    return optax.partition(transforms, functools.partial(map_with_paths, label))
+        return optax.with_extra_args_support(make(scales))
+    return by_segment(scales, make, per_head=per_head)
 
 
 def _kept_whole(scales: Scales, *, per_head: bool, split_fused: bool) -> list[str]:
@@ -157,52 +138,25 @@ def _kept_whole(scales: Scales, *, per_head: bool, split_fused: bool) -> list[st
     return fused
 
 
-def _partner(
-    partner: Partner, scales: Scales, learning_rate: optax.ScalarOrSchedule
-) -> Maker | Transform:
-    """A function that builds the partner; or a whole optimizer."""
-    given, rate = partner.optimizer, partner.learning_rate
-    named: dict[Any, Callable[..., Optimizer]] = {"adamw": adamw, "lion": lion}
-    if isinstance(given, optax.GradientTransformation):
-        if _descends(given, scales):
-            return given
-        make = _sized(given)
-    elif isinstance(given, str) and given in named:
-        make = named[given]
-    elif callable(given):
-        make = given
-    else:
-        raise ValueError(f"partner={given!r} must be 'adamw', 'lion', or a transform")
-    taken = inspect.signature(make).parameters
+def _partner(partner: Partner, learning_rate: optax.ScalarOrSchedule) -> Maker:
+    """A function that builds the partner from scales."""
+    make: Any = {"adamw": adamw, "lion": lion}.get(str(partner.optimizer))
+    make = make or partner.optimizer
+    if not callable(make):
+        raise ValueError(
+            f"partner={make!r} must be 'adamw', 'lion', or a function of a learning "
+            "rate and scales that builds an optimizer, e.g. partner=optim.adam"
+        )
+    taken, (decay, mask) = inspect.signature(make).parameters, partner.decay
+    options = {"weight_decay": decay, "mask": mask, **partner.options}
+    known = not isinstance(decay, jax.core.Tracer)
+    if "weight_decay" not in taken and known and (callable(decay) or decay != 0):
+        raise ValueError(f"partner={make!r} takes no weight_decay; leave it out")
     return functools.partial(
         make,
-        learning_rate if rate is None else rate,
-        weight_decay=partner.decay[0],
-        mask=partner.decay[1],
-        **{key: x for key, x in partner.options.items() if key in taken},
+        learning_rate if partner.learning_rate is None else partner.learning_rate,
+        **{key: x for key, x in options.items() if key in taken},
     )
-
-
-def _sized(tx: Transform) -> Callable[..., Optimizer]:
-    """An optimizer of a transform whose updates have entries of size one."""
-    return lambda rate, scales, **options: build_optimizer(
-        rate, scales, tx, "adam", **options
-    )
-
-
-def _descends(tx: Transform, scales: Scales) -> bool:
-    """Whether a transform is a whole optimizer, whose updates lower the loss.
-
-    Transforms that give updates their size point along the gradient. One that cannot
-    be run on a small tree of these paths counts as whole.
-    """
-    tree = {path: jnp.ones((1,) * len(s.shape)) for path, s in scales.items()}
-    try:
-        with jax.ensure_compile_time_eval(), running(Recorder(Mode.TARGET)):
-            updates, _ = tx.update(tree, tx.init(tree), tree)
-            return not any(bool((u > 0).any()) for u in jax.tree.leaves(updates))
-    except (TypeError, ValueError, KeyError):
-        return True
 
 
 def _shared(mask: Mask) -> Mask:
@@ -231,7 +185,7 @@ def muon(
     adam_weight_decay: float = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     consistent_rms: float | None = None,
-    partner: str | Transform = "adamw",
+    partner: str | Callable[..., Optimizer] = "adamw",
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -254,11 +208,10 @@ def muon(
       scales: from `infer_scales` or `mupax.zoo.scales`.
       weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
         all weights that sum over inputs, of Muon and of Adam.
-      partner: what trains all other parameters: "adamw" or "lion", with the arguments
-        `adam_...`; a transform that gives updates entries of size one, such as
-        `optax.scale_by_lion()`, with the learning rate and decay `adam_...`; or a whole
-        optimizer, e.g. `optim.lion(1e-4, scales)`, used as it is. A transform counts as
-        whole if its updates point against the gradient.
+      partner: what trains all other parameters: "adamw", "lion", or a function of a
+        learning rate and scales, e.g. `optim.adam`, or for a transform of your own
+        `functools.partial(optim.build_optimizer, precondition=optax.scale_by_rms(),
+        family="adam")`. It gets those of the arguments `adam_...` that it takes.
       per_head: orthogonalize each head of attention by itself. `infer_scales` reads
         heads from the program, or from an axis that is declared as `heads`. In an axis
         of heads and their entries, one head follows the other.
@@ -341,7 +294,7 @@ def soap(
     shampoo_beta: float = 0.95,
     precondition_frequency: int = 10,
     block_size: int | None = None,
-    partner: str | Transform = "adamw",
+    partner: str | Callable[..., Optimizer] = "adamw",
     partner_learning_rate: optax.ScalarOrSchedule | None = None,
     partner_weight_decay: optax.ScalarOrSchedule = 0.0,
     per_head: bool = False,
@@ -367,8 +320,8 @@ def soap(
         largest divisor of each side; None for whole matrices.
       partner, per_head, split_fused: as in `muon`; AdamW and Lion beside it have their
         own betas and eps.
-      partner_learning_rate, partner_weight_decay: of a partner that is not a whole
-        optimizer; None for `learning_rate`.
+      partner_learning_rate, partner_weight_decay: of the partner; None for
+        `learning_rate`.
 
     Raises:
       ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
@@ -425,7 +378,7 @@ def shampoo(
     shampoo_beta: float = 0.95,
     precondition_frequency: int = 10,
     block_size: int | None = None,
-    partner: str | Transform = "adamw",
+    partner: str | Callable[..., Optimizer] = "adamw",
     partner_learning_rate: optax.ScalarOrSchedule | None = None,
     partner_weight_decay: optax.ScalarOrSchedule = 0.0,
     per_head: bool = False,
@@ -557,12 +510,13 @@ def scion(
         optax.ema(memory, debias=False, accumulator_dtype=mu_dtype),
         optax.scale_by_sign(),
     )
+    sign = functools.partial(build_optimizer, precondition=signs, family="adam")
     return _beside(
         "scion",
         learning_rate,
         scales,
         precondition,
-        Partner(_sized(signs), sign_learning_rate, (weight_decay, mask)),
+        Partner(sign, sign_learning_rate, (weight_decay, mask)),
         (per_head, split_fused),
         (weight_decay, mask),
     )
@@ -578,7 +532,7 @@ def adam_h(
     eps_root: float = 0.0,
     mu_dtype: Any | None = None,
     *,
-    partner: str | Transform = "adamw",
+    partner: str | Callable[..., Optimizer] = "adamw",
     partner_learning_rate: optax.ScalarOrSchedule | None = None,
     partner_weight_decay: optax.ScalarOrSchedule = 0.0,
     per_head: bool = False,
@@ -656,7 +610,7 @@ def muon_h(
     ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
     ns_steps: int = 5,
     nesterov: bool = True,
-    partner: str | Transform = "adamw",
+    partner: str | Callable[..., Optimizer] = "adamw",
     partner_learning_rate: optax.ScalarOrSchedule | None = None,
     partner_weight_decay: optax.ScalarOrSchedule = 0.0,
     per_head: bool = False,
