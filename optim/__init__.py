@@ -7,11 +7,7 @@ prints the whole setup before training.
 """
 
 from .apply.chain_warning import ChainWarning
-from .apply.groups import (
-    for_modules,
-    match_paths,
-    scale_init_by_path,
-)
+from .apply.groups import for_modules
 from .apply.init import apply_multipliers, rescale_init
 from .apply.matrix_optimizers import adam_h, muon, muon_h, scion, shampoo, soap
 from .apply.optimizers import (
@@ -44,7 +40,6 @@ from .rules.parametrizations import (
     parametrization,
 )
 from .rules.roles import ParamScale, Role, param_scale
-from .rules.shapes import shape_for
 from .rules.traced import Traced
 from .rules.training import TrainingScale, noise_scale, training_scale
 from .scales.declare import Declarations, declare
@@ -85,7 +80,6 @@ __all__ = [
     "lamb",
     "lion",
     "list_parametrizations",
-    "match_paths",
     "multipliers",
     "muon",
     "muon_h",
@@ -95,13 +89,11 @@ __all__ = [
     "parametrization",
     "rescale_init",
     "scale_by_parametrization",
-    "scale_init_by_path",
     "scale_schedule",
     "schedule_free",
     "scion",
     "sgd",
     "shampoo",
-    "shape_for",
     "soap",
     "training_scale",
 ]

@@ -405,8 +405,6 @@ def test_arrays_of_the_bases_shape():
     said = refuses("'embed' has shape (5, 8)", "made for shape (5, 32)", "new scales")
     with said:
         optim.apply_multipliers(small, SCALES)
-    with said:
-        optim.scale_init_by_path(small, SCALES)
     tx = optim.sgd(0.1, SCALES)
     with said:
         tx.update(small, tx.init(params()))
@@ -512,4 +510,4 @@ def test_swapped_arguments(maker):
 
 def test_scales_and_parameters_in_the_wrong_order():
     with refuses("scales is a dict", "infer_scales"):
-        optim.scale_init_by_path(SCALES, params())
+        optim.rescale_init(SCALES, params())

@@ -13,13 +13,14 @@ import pytest
 import sweep_toys
 from flax import nnx
 
-from mupax import optim
+from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.hyperparameters import transfer_record, tuned
 from mupax.experiments.sweep import engine, space
+from mupax.optim.scales.paths import flatten
 
 
 def mlp(n):
@@ -64,17 +65,22 @@ def trained(tx, params, factors, steps=3):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_multiplier_trains_as_one_in_the_forward_pass(name):
     with jax.enable_x64(True):
-        start = jax.tree.map(
-            lambda x: (
-                jax.random.normal(jax.random.key(x.size), x.shape, jnp.float64) * 0.3
-            ),
-            mlp(8),
+        base, start = (
+            jax.tree.map(
+                lambda x: (
+                    jax.random.normal(jax.random.key(x.size), x.shape, jnp.float64)
+                    * 0.3
+                ),
+                mlp(n),
+            )
+            for n in (4, 8)
         )
+        start = optim.rescale_init(start, SCALES, base=base)
         one = jax.tree.map(lambda x: 1.0, start)
         forward = {**one, "mid": {"w": 3.0}}
         wanted = trained(OPTIMIZERS[name](SCALES), start, forward)
         scales = optim.for_modules(SCALES, {"^mid": {"multiplier": 3.0}})
-        begun = optim.scale_init_by_path(start, scales)
+        begun = optim.rescale_init(start, scales, base=base)
         weights = trained(OPTIMIZERS[name](scales), begun, one)
         plain = trained(OPTIMIZERS[name](SCALES), start, one)
     # Adafactor's own thresholds have no gauge.
@@ -91,7 +97,8 @@ def test_only_models_with_branches_have_a_branch_multiplier_to_transfer():
         assert (record["branch_multiplier"] is not None) is has
 
 
-def test_initial_weights_are_scaled_once_and_after_rescale_init():
+@pytest.mark.parametrize("copied", [False, True])
+def test_initial_weights_of_a_group_are_scaled_once(copied):
     def random(n, seed=0):
         normal = lambda x: jax.random.normal(jax.random.key(seed), x.shape) / n**0.5  # noqa: E731
         return jax.tree.map(normal, mlp(n))
@@ -99,17 +106,36 @@ def test_initial_weights_are_scaled_once_and_after_rescale_init():
     base, target = random(64), random(256)
     plain = optim.infer_scales(base, target, axes=AXES)
     scales = optim.for_modules(plain, {"^mid": {"init_scale": 3.0}})
-    once = optim.scale_init_by_path(target, scales)
-    with pytest.raises(
-        ValueError, match=r"'mid/w' was scaled .* already; call it once"
-    ):
-        optim.scale_init_by_path(once, scales)
-    with pytest.raises(ValueError, match=r"'mid/w' .* call rescale_init first"):
-        optim.rescale_init(once, plain, base=base)
-    optim.scale_init_by_path(random(256, seed=1), scales)  # another initialization
-    rescaled = optim.rescale_init(target, plain, base=base)
-    after = optim.scale_init_by_path(rescaled, scales)
-    np.testing.assert_allclose(after["mid"]["w"], 3 * rescaled["mid"]["w"])
+    once = optim.rescale_init(target, scales, base=base)
+    right = optim.rescale_init(target, plain, base=base)
+    np.testing.assert_allclose(once["mid"]["w"], 3 * right["mid"]["w"])
+    np.testing.assert_array_equal(once["out"]["w"], right["out"]["w"])
+    traced = jax.jit(
+        lambda factor: optim.rescale_init(
+            target,
+            optim.for_modules(plain, {"^mid": {"init_scale": factor}}),
+            base=base,
+        )
+    )
+    np.testing.assert_allclose(traced(3.0)["mid"]["w"], once["mid"]["w"], rtol=1e-5)
+    again = jax.tree.map(lambda x: x + 0, once) if copied else once
+    twice = optim.rescale_init(again, scales, base=base)
+    jax.tree.map(np.testing.assert_array_equal, twice, once)
+
+
+def test_a_model_of_the_zoo_gets_the_factors_of_groups_once():
+    options = {"width": 16, "depth": 2, "base_width": 8, "base_depth": 2}
+    model = zoo.create("resmlp", **options, rngs=nnx.Rngs(0))
+    params = nnx.state(model, nnx.Param)
+    scales = optim.for_modules(zoo.scales(model), {"role:output": {"init_scale": 3.0}})
+    once = optim.rescale_init(params, scales)
+    factors = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a / b)), once, params)
+    roles = {path: scale.role for path, scale in scales.items()}
+    for path, factor in flatten(factors):
+        if not jnp.isnan(factor):  # biases of zero
+            assert factor == pytest.approx(3.0 if roles[path] == "output" else 1.0)
+    twice = optim.rescale_init(once, scales)
+    jax.tree.map(np.testing.assert_array_equal, twice, once)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lion"])
@@ -204,7 +230,7 @@ def test_initial_factors_of_linen_variables_and_of_modules_with_functions():
     axes = {"kernel": "i -> o", ".": "d"}
     scales = optim.infer_scales(base, variables, axes=axes)
     scales = optim.for_modules(scales, {"^in/kernel": {"init_scale": 2.0}})
-    after = optim.scale_init_by_path(variables, scales)
+    after = optim.rescale_init(variables, scales)
     kernels = [v["params"]["in"]["kernel"] for v in (variables, after)]
     np.testing.assert_allclose(kernels[1], 2 * kernels[0])
     assert after["batch_stats"] is not None
@@ -219,7 +245,7 @@ def test_initial_factors_of_linen_variables_and_of_modules_with_functions():
     axes = {"weight": "out <- in", "bias": "d"}
     scales = optim.infer_scales(build(8), build(32), axes=axes)
     scales = optim.for_modules(scales, {"role:input": {"init_scale": 2.0}})
-    before, model = build(32), optim.scale_init_by_path(build(32), scales)
+    before, model = build(32), optim.rescale_init(build(32), scales)
     first = [m.layers[0].weight for m in (before, model)]
     np.testing.assert_allclose(first[1], 2 * first[0])
 

@@ -491,42 +491,6 @@ def test_of_unequal_ratios_inner_layers_count_m_out_over_m_last():
         assert shares["sgd", path] == pytest.approx([power] * 3, abs=0.05)
 
 
-# --- shapes ------------------------------------------------------------------------
-
-
-@given(s=st.floats(0, 0.95), gamma=st.floats(1e-3, 1e3), width=st.floats(1, 1e5))
-def test_shape_for_goes_forth_and_back(s, gamma, width):
-    depth = optim.shape_for(gamma=gamma, s=s, width=width)
-    assert depth == pytest.approx(gamma * width ** (1 - s))
-    assert optim.shape_for(s=s, width=width, depth=depth) == pytest.approx(gamma)
-    back = optim.shape_for(gamma=gamma, s=s, depth=depth)
-    assert back == pytest.approx(width, rel=1e-6)
-
-
-def test_under_ntk_the_aspect_ratio_stays_and_under_mup_the_depth():
-    assert optim.shape_for(gamma=1 / 64, s=0, width=512) == 8
-    assert optim.shape_for(gamma=8, s=1, width=512) == 8
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"s": 0.5}, "exactly two of gamma, width and depth; got none"),
-        ({"s": 0.5, "gamma": 1, "width": 2, "depth": 3}, "got gamma, width, depth"),
-        ({"s": 1.5, "gamma": 1, "width": 2}, "must lie in"),
-        ({"s": math.nan, "gamma": 1, "width": 2}, "must lie in"),
-        ({"s": 0.5, "gamma": math.nan, "width": 2}, "gamma=nan must be positive"),
-        ({"s": 0.5, "gamma": -1, "width": 2}, "gamma=-1 must be positive"),
-        ({"s": 0.5, "gamma": 1, "width": 0}, "width=0 must be positive"),
-        ({"s": 0.5, "gamma": 1, "depth": math.inf}, "depth=inf must be positive"),
-        ({"s": 1, "gamma": 1, "depth": 2}, "at s=1"),
-    ],
-)
-def test_shape_for_names_what_is_wrong(arguments, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        optim.shape_for(**arguments)
-
-
 # --- bad input -----------------------------------------------------------------
 
 

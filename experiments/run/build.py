@@ -206,7 +206,7 @@ def create_model(config: RunConfig, shapes: Shapes, seed: Any) -> nnx.Module:
     scales = scales_of(config, model)
     if scales.modules:
         params = nnx.state(model, nnx.Param)
-        nnx.update(model, optim.scale_init_by_path(params, scales))
+        nnx.update(model, optim.rescale_init(params, scales))
     if isinstance(config.init_scale, jax.Array) or config.init_scale != 1:
         params = nnx.state(model, nnx.Param)
 

@@ -5,9 +5,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
 from ..rules.multipliers import RECIPES, Family, family_of, multipliers
@@ -16,6 +13,7 @@ from ..scales.paths import flatten
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
 from .groups import averaged, decay_weights
+from .initial_sizes import is_known, sizes_of
 from .masks import Mask, decay_mask
 from .transforms import normalize_gradients, refuse, resolve, scale_updates
 
@@ -125,7 +123,9 @@ def _warn_of_small(params: Any, scales: Scales, optimizer: str, least: float) ->
         if multipliers(s, point, "relative").learning_rate
         != multipliers(s, point, "adam").learning_rate
     }
-    small = [p for p, x in flatten(params) if p in differs and _below(x, least)]
+    known = {p: x for p, x in flatten(params) if p in differs and is_known(x)}
+    sizes = {path: size.rms for path, size in sizes_of(known).items()}
+    small = [path for path, size in sizes.items() if size < least or size == 0]
     if small:
         size = f"smaller than {least:g}" if least else "at zero"
         more = f" (and {len(small) - 1} more)" if len(small) > 1 else ""
@@ -136,16 +136,3 @@ def _warn_of_small(params: Any, scales: Scales, optimizer: str, least: float) ->
             ChainWarning,
             stacklevel=5,
         )
-
-
-def _below(array: Any, least: float) -> bool:
-    """Whether the size of an array is known, and zero or below `least`."""
-    is_known = isinstance(array, np.ndarray) or (
-        isinstance(array, jax.Array)
-        and not isinstance(array, jax.core.Tracer)
-        and array.is_fully_addressable
-    )
-    if not is_known or not array.size:
-        return False
-    rms = float(jnp.sqrt(jnp.mean(jnp.square(jnp.asarray(array, jnp.float32)))))
-    return rms < least or rms == 0

@@ -10,51 +10,21 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from ..rules.roles import Role
 from ..scales.group import Module
-from ..scales.paths import map_float_leaves, map_with_paths
+from ..scales.paths import map_with_paths
 from ..scales.patterns import Pattern
 from ..scales.probe import Acting, Kind
-from ..scales.table import Scales, check_scales
-from .initial_sizes import scaled_by_path
+from ..scales.table import Scales
 from .transforms import multiplied
 
 _ROLE = "role:"
 
 
-def match_paths(patterns: Iterable[str], scales: Scales) -> dict[str, str]:
-    """Find the pattern that matches each parameter path.
-
-    Args:
-      patterns: regular expressions, searched in the paths; or, for all parameters of a
-        role, e.g. "role:hidden".
-      scales: of the model.
-
-    Returns:
-      {path: pattern}. Paths that no pattern matches are left out.
-
-    Raises:
-      ValueError: a pattern matches nothing (the message names similar paths), names an
-        unknown role, or matches a path that another pattern matches too.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> match_paths(["^in", "role:output"], scales)
-      {'in': '^in', 'out': 'role:output'}
-      >>> match_paths(["output"], scales)
-      Traceback (most recent call last):
-      ...
-      ValueError: 'output' matches no parameter path; similar paths are 'out', similar \
-roles are 'role:output'
-    """
+def _match_paths(patterns: Iterable[str], scales: Scales) -> dict[str, str]:
+    """Find the pattern that matches each parameter path, as {path: pattern}."""
     pattern_of: dict[str, str] = {}
     for pattern in patterns:
         paths = _matching(pattern, scales)
@@ -84,16 +54,13 @@ def _matching(pattern: str, scales: Scales) -> list[str]:
 
 def _no_match(pattern: str, scales: Scales) -> str:
     words = re.sub(r"[^\w/]+", " ", pattern).strip() or pattern
-    parts = {path: [path, *path.split("/")] for path in scales}
-    close = {
-        path: max(difflib.SequenceMatcher(None, words, p).ratio() for p in names)
-        for path, names in parts.items()
-    }
-    near = sorted(close, key=lambda path: -close[path])[:3]
-    kept = [path for path in near if close[path] > 0.5] or near
-    message = f"{pattern!r} matches no parameter path; similar paths are " + ", ".join(
-        map(repr, kept)
-    )
+
+    def alike(path: str) -> float:
+        names = (path, *path.split("/"))
+        return max(difflib.SequenceMatcher(None, words, n).ratio() for n in names)
+
+    near = ", ".join(map(repr, sorted(scales, key=alike, reverse=True)[:3]))
+    message = f"{pattern!r} matches no parameter path; similar paths are {near}"
     if words in {role.value for role in Role}:
         message += f", similar roles are {_ROLE + words!r}"
     return message
@@ -106,15 +73,19 @@ def for_modules(
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      modules: {pattern as in `match_paths`: a `Module`, or its arguments as a mapping}.
+      modules: {pattern: a `Module`, or its arguments as a mapping}. A pattern is a
+        regular expression that is searched in the parameter paths; or, for all
+        parameters of a role, e.g. "role:hidden".
 
     Returns:
       A copy of the scales. Optimizers of `mupax.optim` created from it use the groups'
-      `learning_rate`, `weight_decay`, `multiplier` and memories. Rescale the initial
-      weights yourself, by `scale_init_by_path`.
+      `learning_rate`, `weight_decay`, `multiplier` and memories, and `rescale_init`
+      multiplies initial weights by their `init_scale` and `multiplier`.
 
     Raises:
-      ValueError: see `match_paths` and `Module`; an unknown hyperparameter.
+      ValueError: a pattern matches nothing (the message names similar paths), names an
+        unknown role, or matches a path that another pattern matches too; see `Module`;
+        an unknown hyperparameter.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -155,7 +126,7 @@ def for_modules(
             except ValueError as error:
                 raise ValueError(f"the factors of {pattern!r}: {error}") from None
         parsed[pattern] = given
-    pattern_of = match_paths(parsed, scales)
+    pattern_of = _match_paths(parsed, scales)
     by_path = {path: parsed[pattern] for path, pattern in pattern_of.items()}
     if twice := sorted(by_path.keys() & scales.modules.keys()):
         raise ValueError(
@@ -164,48 +135,6 @@ def for_modules(
         )
     merged = {**scales.modules, **by_path}
     return scales.replaced(modules=merged)
-
-
-def scale_init_by_path(params: Any, scales: Scales) -> Any:
-    """Multiply initial parameters by the factors of their groups.
-
-    Call it once, before training and after `rescale_init`.
-
-    Args:
-      params: the initial parameters.
-      scales: from `for_modules`.
-
-    Returns:
-      A tree like `params`.
-
-    Raises:
-      ValueError: a parameter without a scale, of another shape, or scaled already.
-
-    Examples:
-      >>> from mupax import optim
-      >>> one = optim.Scales({"w": optim.param_scale("w", (4,), (8,), (0,), ())})
-      >>> scales = optim.for_modules(one, {"w": {"init_scale": 0.5}})
-      >>> float(optim.scale_init_by_path({"w": jnp.ones(8)}, scales)["w"][0])
-      0.5
-    """
-    check_scales(scales)
-    factors = {path: module.init for path, module in scales.modules.items()}
-
-    def multiply(path: str, array: Any) -> Any:
-        scales.check_leaf(path, array)
-        factor = factors.get(path, 1)
-        if not isinstance(factor, jax.core.Tracer) and factor == 1:
-            return array
-        if array in scaled_by_path:
-            raise ValueError(
-                f"parameter {path!r} was scaled by scale_init_by_path already; call it "
-                "once, before training"
-            )
-        new = array * jnp.asarray(factor, array.dtype)
-        scaled_by_path.add(new)
-        return new
-
-    return map_float_leaves(multiply, params)
 
 
 def averaged(

@@ -15,13 +15,7 @@ from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale
 from ..scales.paths import float_leaves, map_float_leaves
 from ..scales.table import Scales
-from .initial_sizes import (
-    Size,
-    is_traced,
-    rescaled,
-    scaled_by_path,
-    sizes_of,
-)
+from .initial_sizes import Size, is_rescaled, is_traced, remember, sizes_of
 from .transforms import applied, forward_multipliers, resolve, times
 
 
@@ -39,8 +33,9 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
     Args:
       params: parameters of the target, as its framework initialized them. Leaves that
         are not floating-point arrays are returned unchanged.
-      scales: their scales, from `infer_scales`, with their parametrization. Models of
-        `mupax.zoo` need no rescaling.
+      scales: their scales, from `infer_scales`, with their parametrization. Groups of
+        `for_modules` are multiplied by their `init_scale` and `multiplier` too. Models
+        of `mupax.zoo` need no rescaling, and get the factors of groups alone.
       base: the model of the base size, with initial values: its parameters, an NNX or
         Equinox module, or a function of no arguments that builds one. By default the
         base that `infer_scales` got; needed if that was only shapes, or was trained.
@@ -51,8 +46,8 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
     Raises:
       ValueError: a parameter without a scale, or of another shape; the parameters or
         the base have no values; the base is another model; a parameter is zero in one
-        of the models only; the model belongs to `mupax.zoo`; the base or the target is
-        trained.
+        of the models only; the model belongs to `mupax.zoo` and has no groups; the base
+        or the target is trained.
 
     Source: Tensor Programs V, Table 3; Yaida eqs. 3.16-3.17.
 
@@ -79,31 +74,28 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
       (1.0, 0.25)
     """
     _check_arguments(params, base)
-    _check_made_elsewhere(scales)
     point = resolve(scales)
     given = float_leaves(params)
     scales.check_params(given)
     _check_values(given)
+    groups = {path: module.init for path, module in scales.modules.items()}
+    if _made_elsewhere(scales, is_changed=bool(groups)):
+        once = {p: factor for p, factor in groups.items() if not is_rescaled(given[p])}
+        return _multiply(params, once)
     leaves = {
         name: _Leaf(
             scale,
             given[path] if part is scale else part.place.of(given[path]),
-            rule=multipliers(part, point).init_std,
+            rule=multipliers(part, point).init_std * groups.get(path, 1.0),
             # A framework draws a fused parameter as a whole.
-            assumed=multipliers(
-                *((part, point) if given[path] in rescaled else (scale, named("sp")))
-            ).init_std,
+            assumed=multipliers(part, point).init_std * groups.get(path, 1.0)
+            if is_rescaled(given[path])
+            else multipliers(scale, named("sp")).init_std,
         )
         for path, scale in scales.items()
         if path in given
         for name, part in zip(scale.labels, scale.parts, strict=True)
     }
-    for path in given:
-        if given[path] in scaled_by_path:
-            raise ValueError(
-                f"parameter {path!r} was scaled by scale_init_by_path, which "
-                "rescale_init would undo; call rescale_init first"
-            )
     base = scales.base if base is None else base
     small = {
         name: array if part is scale else part.base_place.of(array)
@@ -168,14 +160,14 @@ class _Leaf:
     Attributes:
       scale: its scale.
       array: its values.
-      rule: the ratio under the parametrization.
+      rule: the ratio under the parametrization, times the factor of its group.
       assumed: the ratio that is likeliest before measuring: that of usual initializers,
         or for what this function returned, the rule's.
     """
 
     scale: ParamScale
     array: Any
-    rule: float
+    rule: Any
     assumed: float
 
 
@@ -204,13 +196,16 @@ def _check_values(arrays: Mapping[str, Any]) -> None:
             )
 
 
-def _check_made_elsewhere(scales: Scales) -> None:
-    for path, scale in scales.items() if isinstance(scales, Scales) else ():
-        if scale.origin == "axis names":
-            raise ValueError(
-                f"parameter {path!r} belongs to a model of mupax.zoo, which already "
-                "has the initial sizes of its parametrization; leave rescale_init out"
-            )
+def _made_elsewhere(scales: Scales, *, is_changed: bool) -> bool:
+    """Whether the parameters have the sizes of their parametrization already."""
+    named = (path for path, scale in scales.items() if scale.origin == "axis names")
+    path = next(named, None)
+    if path is not None and not is_changed:
+        raise ValueError(
+            f"parameter {path!r} belongs to a model of mupax.zoo, which already "
+            "has the initial sizes of its parametrization; leave rescale_init out"
+        )
+    return path is not None
 
 
 # --- the arrays of a tree ---
@@ -267,7 +262,7 @@ def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
         if is_one(factors[path]):
             return leaf
         out = times(leaf, factors[path]).astype(leaf.dtype)
-        rescaled.add(out)
+        remember(out)
         return out
 
     return map_float_leaves(multiply, tree)
@@ -286,7 +281,8 @@ def _factors(leaves: Mapping[str, _Leaf], base: Mapping[str, Any]) -> dict[str, 
     """Factors that give every parameter the base's size times the rule's ratio."""
     small = sizes_of(base)
     large = sizes_of({path: leaf.array for path, leaf in leaves.items()})
-    traced = is_traced([*base.values(), *(leaf.array for leaf in leaves.values())])
+    values = (x for leaf in leaves.values() for x in (leaf.array, leaf.rule))
+    traced = is_traced([*base.values(), *values])
     factors: dict[str, Any] = {}
     for path, leaf in leaves.items():
         b, t = small[path], large[path]

@@ -17,35 +17,19 @@ from ..scales.paths import float_leaves
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
 
-
-class Remembered:
-    """Arrays that a function returned and that still exist.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> known, array = Remembered(), jnp.ones(2)
-      >>> known.add(array)
-      >>> array in known, array + 0 in known
-      (True, False)
-    """
-
-    def __init__(self) -> None:
-        self._by_id: dict[int, weakref.ref[Any]] = {}
-
-    def add(self, array: Any) -> None:
-        if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
-            return
-        number = id(array)
-        forget = lambda _: self._by_id.pop(number, None)  # noqa: E731
-        self._by_id[number] = weakref.ref(array, forget)
-
-    def __contains__(self, array: Any) -> bool:
-        known = self._by_id.get(id(array))
-        return known is not None and known() is array
+# Arrays that `rescale_init` returned and that still exist, by id.
+_rescaled: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-rescaled = Remembered()  # by rescale_init
-scaled_by_path = Remembered()  # by scale_init_by_path
+def remember(array: Any) -> None:
+    """Note that `rescale_init` returned this array."""
+    if isinstance(array, jax.Array) and not is_traced([array]):
+        _rescaled[id(array)] = array
+
+
+def is_rescaled(array: Any) -> bool:
+    """Whether `rescale_init` returned this array."""
+    return _rescaled.get(id(array)) is array
 
 
 class Size(NamedTuple):
@@ -123,7 +107,7 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
     ]
     factors = {p: multipliers(scales[p], point).init_std for p in outputs}
     lowered = {p: f * scales[p].width_in ** 0.5 for p, f in factors.items()}
-    outputs = [p for p in outputs if kernels[p] not in rescaled and lowered[p] < 0.8]
+    outputs = [p for p in outputs if lowered[p] < 0.8 and not is_rescaled(kernels[p])]
     # A few tell the usual gain; to measure all of a large model takes seconds.
     hidden = [p for p in kernels if scales[p].role is Role.HIDDEN]
     hidden = hidden[:: max(len(hidden) // 8, 1)]
@@ -152,13 +136,16 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
             return
 
 
-def _is_judged(scale: ParamScale, array: Any) -> bool:
-    """Whether a parameter is a kernel with known values, and not one of the zoo."""
-    known = isinstance(array, jax.Array | np.ndarray) and not is_traced([array])
+def is_known(array: Any) -> bool:
+    """Whether an array has entries, and their values are known on this machine."""
     return (
-        scale.origin != "axis names"
-        and bool(scale.in_axes)
-        and known
+        isinstance(array, jax.Array | np.ndarray)
+        and not is_traced([array])
         and getattr(array, "is_fully_addressable", True)
         and array.size > 0
     )
+
+
+def _is_judged(scale: ParamScale, array: Any) -> bool:
+    """Whether a parameter is a kernel with known values, and not one of the zoo."""
+    return scale.origin != "axis names" and bool(scale.in_axes) and is_known(array)
