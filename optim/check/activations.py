@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from ..reading.axes import Axes, Event, Use
@@ -47,19 +48,14 @@ class Layer:
       branch: name of the residual branch that it is inside of, or that was added to
         the stream; "" outside of branches.
       multiplier: the number that multiplies this branch in the program.
+      stacked: whether it stands for all layers of a scan.
     """
 
     line: str
     param: str = ""
     branch: str = ""
     multiplier: float = 1.0
-
-
-class Activation(NamedTuple):
-    """Values of one layer; `stacked` if the first axis counts layers of a scan."""
-
-    value: jax.Array
-    stacked: bool
+    stacked: bool = False
 
 
 class Parameter(NamedTuple):
@@ -127,41 +123,42 @@ class Recording:
 
     def __call__(
         self, params: Sequence[Any], state: Sequence[Any], inputs: Sequence[Any]
-    ) -> dict[str, Activation]:
-        """The value of each layer."""
+    ) -> dict[str, jax.Array]:
+        """The value of each layer; the first axis counts the layers of scans."""
         seen = _Seen(frozenset(self._places.values()))
         traced, arguments = self.program.traced, [*params, *state, *inputs]
         outputs = seen.evaluate(traced.jaxpr, traced.consts, arguments, ())
         found = {
-            name: self._stacked(self._nodes[name], seen.values[place])
+            name: self._layers_first(self._nodes[name], seen.values[place])
             for name, place in self._places.items()
             if place in seen.values
         }
-        more = {
-            name: Activation(outputs[i], False) for name, i in self._outputs.items()
-        }
-        return {**found, **more}
+        return found | {name: outputs[i][None] for name, i in self._outputs.items()}
 
-    def _stacked(self, node: Node, value: jax.Array) -> Activation:
-        """The values of all iterations: layers first, flattened; time stays a sum."""
-        over_layers: list[bool] = []
+    def _over_layers(self, node: Node) -> list[bool]:
+        """For each loop around a node, the outer first: does it run over layers?"""
+        found: list[bool] = []
         loop = node.loop
         while loop:
             _, loop, is_time = self.program.loops[loop]
-            over_layers.insert(0, not is_time)
-        first = [i for i, layers in enumerate(over_layers) if layers]
-        if not first:
-            return Activation(value, False)
-        rest = [i for i in range(value.ndim) if i not in first]
-        value = value.transpose(*first, *rest)
-        return Activation(value.reshape(-1, *value.shape[len(first) :]), True)
+            found.insert(0, not is_time)
+        return found
+
+    def _layers_first(self, node: Node, value: jax.Array) -> jax.Array:
+        first = [
+            axis for axis, is_over in enumerate(self._over_layers(node)) if is_over
+        ]
+        value = jnp.moveaxis(value, first, range(len(first)))
+        return value.reshape(-1, *value.shape[len(first) :])
 
     def _add(self, name: str, node: Node, layer: Layer) -> None:
         unique, times = name, 1
         while unique in self.layers:
             times += 1
             unique = f"{name}#{times}"
-        self.layers[unique], self._nodes[unique] = layer, node
+        stacked = any(self._over_layers(node))
+        self.layers[unique] = dataclasses.replace(layer, stacked=stacked)
+        self._nodes[unique] = node
 
     def _add_products(self) -> None:
         firsts: dict[int, tuple[int, int, Node]] = {}  # of operations with one result
@@ -205,10 +202,11 @@ class Recording:
     def _multiplied(self, node: Node) -> Node:
         """The last product of a value with numbers, or the value."""
         found = node
-        while len(users := self._axes.uses(node)) == 1 and users[0].at:
+        while len(users := self._axes.uses(node)) == 1:
             user = users[0]
             is_number = [x is not node and x.value is not None for x in user.operands]
-            if user.op not in MOVES and (user.op, is_number) not in _FACTORS:
+            is_factor = user.op in MOVES or (user.op, is_number) in _FACTORS
+            if not (user.at and user.loop == node.loop and is_factor):
                 break
             found = found if user.op in MOVES else user
             node = user

@@ -18,7 +18,7 @@ from ..reading.leaves import is_nnx
 from ..rules.multipliers import carried
 from ..scales.paths import flatten
 from ..scales.patterns import Pattern
-from .activations import STREAM, Activation, Layer, Parameter, Recording
+from .activations import STREAM, Layer, Parameter, Recording
 from .coord_hints import Facts
 from .coord_verdict import CoordCheck
 from .probing import acting
@@ -189,8 +189,8 @@ class _RunResult(NamedTuple):
 
     Attributes:
       layers: by layer, the rms of its initial values and that of its change after each
-        step: (1 + steps,), or (1 + steps, layers) where layers are stacked.
-      parameters: by path, the rms of its initial entries.
+        step, (1 + steps, layers), with one layer outside of scans.
+      parameters: by path, the rms of its initial entries, (1,).
     """
 
     layers: dict[str, Any]
@@ -248,11 +248,9 @@ class _Run:
         record = Recording(forward, leaves, others[:count], others[count:])
         self._note(record, tx, params)
 
-        def measure(params: Any) -> dict[str, Activation]:
+        def measure(params: Any) -> dict[str, jax.Array]:
             found = record(jax.tree.leaves(params), others[:count], others[count:])
-            return {
-                n: a._replace(value=a.value / self._by(n)) for n, a in found.items()
-            }
+            return {name: x / self._by(name) for name, x in found.items()}
 
         def step(carry: Any, _: None) -> tuple[Any, dict[str, jax.Array]]:
             params, state = carry
@@ -260,13 +258,13 @@ class _Run:
             updates, state = tx.update(grads, state, params)
             params = optax.apply_updates(params, updates)
             now = measure(params)
-            return (params, state), {k: _rms(now[k], start[k]) for k in start}
+            return (params, state), {k: _rms(now[k] - start[k]) for k in start}
 
         start, begin = measure(params), (params, tx.init(params))
         changes = jax.lax.scan(step, begin, length=self.steps)[1]
         return _RunResult(
             {k: jnp.stack([_rms(a), *changes[k]]) for k, a in start.items()},
-            {path: _rms(Activation(x, False)) for path, x in leaves.items()},
+            {path: _rms(x[None]) for path, x in leaves.items()},
         )
 
     def _note(self, record: Recording, tx: Any, params: Any) -> None:
@@ -331,11 +329,10 @@ def _scalar(outputs: Any) -> jax.Array:
     return total
 
 
-def _rms(now: Activation, start: Activation | None = None) -> jax.Array:
-    """Root mean square of a value or its change, for each layer of a stack."""
-    change = now.value if start is None else now.value - start.value
-    squares = jnp.square(jnp.abs(change).astype(jnp.float32))
-    return jnp.sqrt(squares.mean(axis=tuple(range(int(now.stacked), change.ndim))))
+def _rms(x: jax.Array) -> jax.Array:
+    """Root mean square, for each layer."""
+    squares = jnp.square(jnp.abs(x).astype(jnp.float32))
+    return jnp.sqrt(squares.mean(axis=tuple(range(1, x.ndim))))
 
 
 # --- layers of all sizes ---
@@ -428,11 +425,9 @@ def _stacks(runs: list[_Run], lists: bool) -> list[dict[str, _Stack]]:
             layer = run.layers[name]
             layer = dataclasses.replace(layer, branch=opened(layer.branch)[0])
             stack = stacks.setdefault(pattern, {})
-            if values.ndim == 2:
-                stack[number] = values, layer
-            else:  # of a scan
-                for i in range(values.shape[-1]):
-                    stack[*number, i] = values[..., i], layer
+            for i in range(values.shape[-1]):
+                key = (*number, i) if layer.stacked else number
+                stack[key] = values[..., i], layer
         found.append(stacks)
     return found
 

@@ -367,8 +367,9 @@ class Fit(NamedTuple):
 
     def half_widths(self, chance: float) -> np.ndarray:
         """Half-widths of the intervals that miss a slope with this probability."""
-        quantile: float = special.stdtrit(self.freedom, 1 - chance / 2)
-        return quantile * self.steady
+        quantile = float(special.stdtrit(self.freedom, 1 - chance / 2))
+        widths: np.ndarray = quantile * self.steady
+        return widths
 
     def is_flat(self) -> bool:
         """Whether it surely does not grow, and falls less than a mistake does."""
@@ -381,7 +382,8 @@ class Fit(NamedTuple):
         heads, tails = (x * np.sign(self.slopes) for x in (self.heads, self.tails))
         # A slope that fades with size is a correction of small models, not an exponent.
         lasts = tails > np.clip(0.8 * heads, edge, max(edge, 0.5))
-        return lasts & (np.abs(self.slopes) - self.half_widths(chance) > edge)
+        beyond = np.abs(self.slopes) - self.half_widths(chance) > edge
+        return np.logical_and(lasts, beyond)
 
 
 def _fit_layers(
