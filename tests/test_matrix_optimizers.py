@@ -283,7 +283,7 @@ def test_a_sphere_and_an_average_of_weights_do_not_go_together(name):
 @pytest.mark.parametrize("name", ["adam_h", "muon_h"])
 def test_a_matrix_of_zeros_grows_to_its_sphere_and_stays(name):
     """Its radius is that of entries fan_in^-1/2, which is also the rule's ratio."""
-    tx = getattr(optim, name)(0.1, scales_of())
+    tx = getattr(optim, name)(0.1, scales_of(), **APART[name].options)
     params = jax.tree.map(jnp.zeros_like, drawn(0))
     state, norms = tx.init(params), []
     for _ in range(30):

@@ -351,15 +351,6 @@ def _roots(square: jax.Array, _: jax.Array, eps: Any) -> jax.Array:
 # --- weights on a sphere ---
 
 
-def norm_in_training(x: jax.Array) -> jax.Array:
-    """The Frobenius norm of an orthogonalized update of full rank.
-
-    The gradients of a probe have rank one, those of training full rank.
-    """
-    ranks = 1 if mode() is None else min(x.shape[1:])
-    return frobenius_norm(x) * math.sqrt(ranks)
-
-
 def keep_norms(scales: Scales) -> Transform:
     """Multiply updates by the norm of their weight, which keeps it.
 

@@ -23,7 +23,6 @@ from .matrices import (
     divide_by,
     frobenius_norm,
     keep_norms,
-    norm_in_training,
     orthogonalize,
     scale_by_kronecker,
     scale_by_shape,
@@ -618,6 +617,10 @@ def muon_h(
 ) -> Optimizer:
     """Muon on a sphere: as `adam_h`, with orthogonalized updates.
 
+    They are divided by the norm that they have at full rank, min(fan_in, fan_out)^½.
+    So a gradient of lower rank, of a batch smaller than the width, makes a smaller
+    angle, and no direction has a larger part in the update than at full rank.
+
     Args:
       learning_rate: angle of a step at the base model, in radians.
       scales: from `infer_scales` or `mupax.zoo.scales`.
@@ -649,7 +652,7 @@ def muon_h(
         updates = orthogonalize(
             scales, ns_coeffs, ns_steps, memory, eps, mu_dtype, nesterov=nesterov
         )
-        return optax.chain(updates, divide_by(norm_in_training, scales))
+        return optax.chain(updates, scale_by_shape("muon_h", scales))
 
     return _beside(
         "muon_h",
