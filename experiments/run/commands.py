@@ -120,6 +120,7 @@ def train_in(
         _check_saved(model)
         return done
     prepared.check_memory()
+    wanted = {x: getattr(config, x) for x in ("tensorboard", "wandb", "mlflow")}
     with _shown_steps(console, config.steps) as show:
         result, state = train(
             prepared.built.model,
@@ -130,13 +131,7 @@ def train_in(
             create=None if prepared.built.pretrained else prepared.built.create,
             on_step=show,
             settings=config.settings(),
-            sinks=lambda: open_trackers(
-                directory,
-                config.settings(),
-                tensorboard=config.tensorboard,
-                wandb=config.wandb,
-                mlflow=config.mlflow,
-            ),
+            trackers=lambda: open_trackers(directory, config.settings(), **wanted),
             learning_rate=config.learning_rates,
         )
     if result.resumed_from == config.steps:

@@ -28,9 +28,10 @@ from .gathered import Gathered, open_gathered
 from .loss import Batch
 from .mesh import batch_share, check_batch, put, replicated
 from .program import Program
-from .records import Records, Sink, curve_of, evals_of, read
+from .records import Records, curve_of, evals_of, read
 from .step import State
 from .stopping import stop_requests
+from .trackers import Tracker
 
 _AVERAGED = 50  # steps in the mean of the reported training loss
 
@@ -115,7 +116,7 @@ def train(
     create: Callable[[], nnx.Module] | None = None,
     on_step: OnStep | None = None,
     settings: dict[str, Any] | None = None,
-    sinks: Callable[[], tuple[Sink, ...]] = tuple,
+    trackers: Callable[[], tuple[Tracker, ...]] = tuple,
     learning_rate: optax.Schedule | None = None,
 ) -> tuple[TrainResult, State]:
     """Train a model, or resume from the last checkpoint in `workdir`.
@@ -134,7 +135,7 @@ def train(
         with the step that the run resumes from.
       settings: JSON-ready settings that decide the result. A run resumes only if they
         are the same.
-      sinks: opens the sinks of the records, after the workdir was claimed.
+      trackers: opens the trackers of the run, after the workdir was claimed.
       learning_rate: for the log.
 
     Returns:
@@ -181,7 +182,7 @@ def train(
                 logging.info("Resuming from step %d in %s.", done, workdir)
             first = jax.process_index() == 0
             if first:
-                records = Records(workdir, done, sinks(), count=progress.lines)
+                records = Records(workdir, done, trackers(), count=progress.lines)
             known = collectives.broadcast(records.lines if first else None)
             if not first:
                 records = Records(workdir, done, known=known)

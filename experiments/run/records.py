@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 
@@ -14,16 +14,9 @@ from mupax.zoo.weights.files import read_bytes
 
 from .. import io
 from ..errors import UserError, reason
+from .trackers import Tracker
 
 NAME = "metrics.jsonl"
-
-
-class Sink(Protocol):
-    """Receives the metrics of each logged step."""
-
-    def write(self, step: int, values: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Records:
@@ -36,7 +29,7 @@ class Records:
     Args:
       folder: the run directory.
       upto: step that the run resumes from; 0 for a fresh start.
-      sinks: receive every line too.
+      trackers: receive every line too.
       count: number of lines up to the checkpoint, if known.
       known: the lines that another process has read. No file is written.
 
@@ -48,12 +41,12 @@ class Records:
         self,
         folder: pathlib.Path,
         upto: int,
-        sinks: tuple[Sink, ...] = (),
+        trackers: tuple[Tracker, ...] = (),
         count: int | None = None,
         known: Sequence[dict[str, Any]] | None = None,
     ):
         self._path = folder / NAME
-        self._sinks = sinks
+        self._trackers = trackers
         self._file: Any = None
         if known is not None:
             self.lines = list(known)
@@ -82,8 +75,8 @@ class Records:
             self._file.write(_sealed(line))
             self._file.flush()
         numbers = {k: v for k, v in line.items() if isinstance(v, float)}
-        for sink in self._sinks:
-            sink.write(line["step"], numbers)
+        for tracker in self._trackers:
+            tracker.write(line["step"], numbers)
 
     def sync(self) -> None:
         """Wait until all lines are on the disk."""
@@ -95,7 +88,7 @@ class Records:
             self._path.stat()
 
     def close(self) -> None:
-        closing = [sink.close for sink in self._sinks]
+        closing = [tracker.close for tracker in self._trackers]
         if self._file is not None:
             closing.append(self._file.close)
         for close in closing:
