@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.run import checkpoints, collectives, commands, gathered
+from mupax.experiments.run import checkpoints, collectives, commands
 from mupax.experiments.run.checkpoints import open_checkpoints, read_weights
-from mupax.experiments.run.gathered import open_gathered, read_scattered
 from mupax.experiments.run.mesh import make_mesh, replicated
 
 ODD = np.array([-0.0, np.nan, np.inf, -1e-40, 3.0], np.float32)
@@ -29,49 +28,36 @@ def state():
 
 
 def bits(tree):
-    words = jax.tree.map(gathered._words, tree)
+    words = jax.tree.map(checkpoints._words, tree)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(words)]
 
 
 def on_host(tree):
-    return jax.tree.map(lambda leaf: np.asarray(gathered._words(leaf)), tree)
+    return jax.tree.map(lambda leaf: np.asarray(checkpoints._words(leaf)), tree)
 
 
 def test_checksums_do_not_depend_on_where_the_arrays_are(state):
     assert checkpoints._sums(on_host(state)) == checkpoints._sums(state)
 
 
-@pytest.mark.parametrize("writer", ["shared", "gathered"])
-@pytest.mark.parametrize("reader", ["shared", "gathered"])
+@pytest.mark.parametrize("writer", [False, True])
+@pytest.mark.parametrize("reader", [False, True])
 def test_a_checkpoint_is_read_with_or_without_a_shared_disk(
     tmp_path, state, writer, reader
 ):
-    opened = {"shared": open_checkpoints, "gathered": open_gathered}
-    if writer == "gathered":
-        with open_checkpoints(tmp_path / "c", alone=True) as files:
-            files.save(3, on_host(state), {"seen": 5})
-    else:
-        with open_checkpoints(tmp_path / "c") as files:
-            files.save(3, state, {"seen": 5})
-    with opened[reader](tmp_path / "c") as files:
-        restored = files.restore(like=state)
+    """True: process 0 writes or reads for all."""
+    written = {"params": state["weights"], "rest": {"keys": state["keys"]}, **state}
+    with open_checkpoints(tmp_path / "c", alone=writer) as files:
+        # Of several processes, what process 0 gathers is NumPy arrays.
+        files.save(3, on_host(written) if writer else written, {"seen": 5})
+    with open_checkpoints(tmp_path / "c", alone=reader) as files:
+        restored = files.restore(like=written)
     assert (restored.step, restored.progress) == (3, {"seen": 5})
-    assert bits(restored.state) == bits(state)
+    assert bits(restored.state) == bits(written)
     assert restored.state["keys"].dtype == state["keys"].dtype
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_weights_are_read_with_or_without_a_shared_disk(tmp_path, state, alone):
-    params, rest = state["weights"], {"keys": state["keys"]}
-    with open_checkpoints(tmp_path, alone=alone) as files:
-        whole = {"params": params, "rest": rest}
-        files.save(3, on_host(whole) if alone else whole, {})
-
-    def read(like):
-        return read_weights(tmp_path / "3", *like, alone=alone)
-
-    assert bits(read((params, rest))) == bits((params, rest))
-    assert bits(read_scattered(read, (params, rest))) == bits((params, rest))
+    like = written["params"], written["rest"]
+    weights = read_weights(tmp_path / "c" / "3", *like, alone=reader)
+    assert bits(weights) == bits(like)
 
 
 def test_a_reader_leaves_a_checkpoint_that_is_being_written(tmp_path, state):

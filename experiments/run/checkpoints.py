@@ -20,7 +20,7 @@ from jaxtyping import Array, UInt32
 from .. import io
 from ..errors import UserError, reason
 from . import processes
-from .collectives import as_key, broadcast, is_key
+from .collectives import as_key, broadcast, gathered, is_key, meet, scattered
 
 # The leaves of a tree by names such as "params.kernel".
 _named = functools.partial(ocp.tree.to_flat_dict, sep=".")
@@ -59,12 +59,15 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints in one directory, each named by its step.
 
-    Orbax writes a checkpoint to a temporary directory and renames it, so that a killed
-    save leaves no checkpoint.
+    All processes call these methods. Orbax writes a checkpoint to a temporary directory
+    and renames it, so that a killed save leaves no checkpoint.
     """
 
-    def __init__(self, manager: ocp.CheckpointManager, alone: bool = False):
-        self._manager, self._alone = manager, alone
+    def __init__(
+        self, manager: ocp.CheckpointManager | None, folder: pathlib.Path, alone: bool
+    ):
+        """`manager` is None in a process that has no directory."""
+        self._manager, self._folder, self._alone = manager, folder, alone
 
     def save(
         self,
@@ -74,6 +77,10 @@ class Checkpoints:
         score: float | None = None,
     ) -> None:
         """Copy the state off the device, and write it in the background.
+
+        Where only process 0 writes, the processes wait while it gathers the state. It
+        needs main memory for the state, and a device of each process needs room for
+        the largest array.
 
         Args:
           step: number of trained steps.
@@ -85,6 +92,11 @@ class Checkpoints:
         Raises:
           UserError: this checkpoint, or the one before, could not be written.
         """
+        if self._alone:
+            self.wait()  # so that process 0 holds one state at most
+            state = gathered(jax.tree.map(_words, state))
+        if self._manager is None:
+            return
         # Orbax detects truncated files, but not flipped bits in arrays.
         content = io.seal({"progress": progress, "checksums": _sums(state)})
         with self._writing():
@@ -100,11 +112,16 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until all checkpoints are written; raise UserError if one cannot be."""
-        with self._writing():
-            self._manager.wait_until_finished()
+        if self._manager:
+            with self._writing():
+                self._manager.wait_until_finished()
+        if self._alone:
+            meet()
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint."""
+        """The steps that have a checkpoint; none in a process without the directory."""
+        if self._manager is None:
+            return []
         self._manager.reload()
         return list(self._manager.all_steps())
 
@@ -114,6 +131,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step of the lowest test loss; None if no checkpoint has one."""
+        assert self._manager
         self._manager.reload()
         step = self._manager.best_step()
         if step is None or math.isinf(_score(self._manager.metrics(step))):
@@ -136,7 +154,7 @@ class Checkpoints:
             elif isinstance(error, TimeoutError):  # Orbax asks the system's clock
                 why = "writing took longer than 20 minutes, or the clock was set"
             raise UserError(
-                f"A checkpoint could not be written to {self._manager.directory} "
+                f"A checkpoint could not be written to {self._folder} "
                 f"({why}; {kept}). {remedy} the same command again."
             ) from error
 
@@ -150,15 +168,18 @@ class Checkpoints:
         Raises:
           UserError: it cannot be read. Its files are unchanged.
         """
-        step = self._manager.latest_step()
-        if not self._alone:
-            step = broadcast(step)
+        step = broadcast(self._manager.latest_step() if self._manager else None)
         if step is None:
             return None
+        wanted = jax.tree.map(_empty, like) if self._alone else like
         try:
             if not self._alone:  # a network disk may hide it from other processes
                 io.appears(self.path(step))
-            return Restored(step, *self._read(step, like))
+            state, progress = (
+                self._read(self._manager, step, wanted)
+                if self._manager
+                else (wanted, None)
+            )
         # A damaged file can raise anything, from TensorStore, msgpack or json.
         except Exception as error:
             raise UserError(
@@ -167,14 +188,19 @@ class Checkpoints:
                 "damaged. Use another workdir, or remove this checkpoint to resume "
                 "from the one before"
             ) from error
+        if self._alone:
+            state, progress = scattered(state, like), broadcast(progress)
+        return Restored(step, state, progress)
 
     def path(self, step: int) -> pathlib.Path:
-        return pathlib.Path(self._manager.directory) / str(step)
+        return self._folder / str(step)
 
-    def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    def _read(
+        self, manager: ocp.CheckpointManager, step: int, like: Any
+    ) -> tuple[Any, dict[str, Any]]:
         abstract = _abstract(like)
         _check_shapes(self.path(step), abstract)
-        content = self._manager.restore(
+        content = manager.restore(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardRestore(abstract),
@@ -202,9 +228,13 @@ def open_checkpoints(
       folder: the directory.
       keep_last: number of newest checkpoints to keep.
       keep_best: keep the checkpoint of the lowest score too.
-      alone: only process 0 calls this. All arrays are NumPy arrays.
-      reads: only reads, maybe while another process writes.
+      alone: only process 0 has the directory, and writes and reads for all.
+      reads: only looks, maybe while another process writes. Only process 0 does.
     """
+    folder = folder.absolute()
+    if alone and jax.process_index() > 0:
+        yield Checkpoints(None, folder, alone)
+        return
     policies = ocp.checkpoint_managers
     keep = [policies.LatestN(keep_last)]
     if keep_best:
@@ -226,17 +256,18 @@ def open_checkpoints(
     if alone:
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        manager = _Manager(folder.absolute(), options=options)
+        manager = _Manager(folder, options=options)
         manager.best_step()  # reads the scores
     except Exception as error:  # as in `Checkpoints.restore`
         raise UserError(
             f"the checkpoints in {folder} cannot be read ({reason(error)}); remove the "
             "damaged one to resume from another"
         ) from error
-    checkpoints = Checkpoints(manager, alone)
+    checkpoints = Checkpoints(manager, folder, alone)
     try:
         yield checkpoints
-        checkpoints.wait()
+        if not reads:
+            checkpoints.wait()
     except BaseException as error:
         # Closing may wait for other processes, which may wait for this one.
         processes.announce(error)
@@ -312,24 +343,27 @@ def read_weights(
 
     Args:
       checkpoint: directory of one step.
-      params: arrays, or `jax.ShapeDtypeStruct`s with shardings; NumPy arrays for NumPy
-        arrays.
+      params: arrays, or `jax.ShapeDtypeStruct`s with shardings.
       rest: the same for the other variables.
       ema: read the moving average of the weights.
-      alone: only process 0 calls this.
+      alone: only process 0 has the directory.
 
     Raises:
       UserError: not a checkpoint of this model.
     """
     weights = "ema" if ema else "params"
-    like = {weights: params, "rest": rest}
+    wanted = {weights: params, "rest": rest}
+    like = jax.tree.map(_empty, wanted) if alone else wanted
+    if alone and jax.process_index() > 0:
+        found = scattered(like, wanted)
+        return found[weights], found["rest"]
     abstract = _abstract(like)
     options: Any = {"multiprocessing_options": _ALONE if alone else _TOGETHER}
     handler = ocp.PyTreeCheckpointHandler(**options)
     try:
         _check_shapes(checkpoint, abstract)
         with ocp.Checkpointer(handler, **options) as reader:
-            weights_and_rest = reader.restore(
+            found = reader.restore(
                 checkpoint.absolute() / "state",
                 args=ocp.args.PyTreeRestore(
                     item=abstract,
@@ -337,14 +371,15 @@ def read_weights(
                     partial_restore=True,
                 ),
             )
-        weights_and_rest = _with_keys(weights_and_rest, like)
-        _check_sums(weights_and_rest, read_progress(checkpoint))
+        found = _with_keys(found, like)
+        _check_sums(found, read_progress(checkpoint))
     except Exception as error:  # see Checkpoints.restore
         raise UserError(
             f"{checkpoint} does not hold weights of this model ({reason(error)}); give "
             "the directory of one step, e.g. target/checkpoints/600."
         ) from error
-    return weights_and_rest[weights], weights_and_rest["rest"]
+    found = scattered(found, wanted) if alone else found
+    return found[weights], found["rest"]
 
 
 def read_progress(checkpoint: pathlib.Path) -> dict[str, Any]:
@@ -385,12 +420,24 @@ def _abstract(like: Any) -> Any:
 
 
 def _with_keys(tree: Any, like: Any) -> Any:
-    """Random keys, where `Gathered` wrote their words."""
+    """Random keys, where their words were gathered."""
     return jax.tree.map(
         lambda leaf, k: as_key(leaf, k) if is_key(k) and not is_key(leaf) else leaf,
         tree,
         like,
     )
+
+
+def _words(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
+
+
+def _empty(leaf: Any) -> np.ndarray:
+    """A NumPy array of the shape; the memory is not touched."""
+    if is_key(leaf):
+        words = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        leaf = jax.eval_shape(jax.random.key_data, words)
+    return np.empty(leaf.shape, leaf.dtype)
 
 
 def _check_sums(state: Any, content: dict[str, Any]) -> None:
@@ -423,8 +470,7 @@ def _checksums(tree: Any) -> UInt32[Array, " leaves"]:
     """
 
     def words(leaf: Array) -> UInt32[Array, "..."]:
-        if is_key(leaf):
-            leaf = jax.random.key_data(leaf)
+        leaf = _words(leaf)
         if leaf.dtype == bool:
             leaf = leaf.astype(jnp.uint8)
         word = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)

@@ -27,7 +27,6 @@ from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
 from .config import parse, plain
 from .evaluate import means, tester
-from .gathered import read_scattered
 from .loop import OnStep, TrainResult, finished, train
 from .prepare import PreparedRun, prepare
 from .trackers import open_trackers
@@ -205,16 +204,15 @@ def evaluate(
     step = collectives.broadcast(
         _find_checkpoint(directory, checkpoint) if first else None
     )
-    shared = jax.process_count() == 1 or not bucket.is_copy(directory)
     prepared.check()
     program = prepared.program
-    like = (program.abstract["params"], program.abstract["rest"])
-
-    def read(like: tuple[Any, Any]) -> tuple[Any, Any]:
-        at, ema = directory / "checkpoints" / str(step), bool(prepared.config.ema)
-        return read_weights(at, *like, ema=ema, alone=not shared)
-
-    params, rest = read(like) if shared else read_scattered(read, like)
+    params, rest = read_weights(
+        directory / "checkpoints" / str(step),
+        program.abstract["params"],
+        program.abstract["rest"],
+        ema=bool(prepared.config.ema),
+        alone=jax.process_count() > 1 and bucket.is_copy(directory),
+    )
     state = jax.jit(program.start, out_shardings=program.shardings)(params, rest)
     batch_size = prepared.config.batch_size // prepared.config.accumulate
     loss, accuracy = means(tester(program, prepared.dataset, batch_size)(state))

@@ -24,7 +24,6 @@ from . import bucket, collectives
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints, read_progress
 from .evaluate import means, place_batch, tester
-from .gathered import Gathered, open_gathered
 from .loss import Batch
 from .mesh import batch_share, check_batch, put, replicated
 from .program import Program
@@ -168,9 +167,9 @@ def train(
         feed = Prefetched(batches, lambda batch: place_batch(batch, sharding))
         progress = _Progress()
         done, resumed_from = 0, None
-        opened = open_checkpoints if shared else open_gathered
-        with opened(
+        with open_checkpoints(
             workdir / "checkpoints",
+            alone=not shared,
             keep_last=options.keep_last,
             keep_best=options.keep_best,
         ) as checkpoints:
@@ -278,7 +277,7 @@ class _Loop:
     dataset: Dataset
     options: LoopOptions
     feed: Prefetched[Batch]
-    checkpoints: Checkpoints | Gathered
+    checkpoints: Checkpoints
     records: Records
     progress: _Progress
     stop_now: Callable[[int], bool]
