@@ -36,7 +36,7 @@ Models = dict[str, dict[str, Any]]
 
 CASES: dict[str, tuple[tuple[str, ...], Models]] = {
     "cifar10": (
-        data.augment.PAPER_CIFAR10,
+        ("flip", "rotate", "affine", "color_jitter"),
         {
             "cnn": {"width": 64, "depth": 4},
             "resnet18": {"stem": "cifar"},
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[tuple[str, ...], Models]] = {
         },
     ),
     "images:tiny-imagenet-200/train": (
-        data.augment.PAPER_IMAGENET,
+        ("random_resized_crop", "flip"),
         {"vit_tiny_patch8_64": {}},
     ),
     "digits": ((), {"resmlp": {"width": 64, "depth": 8}}),

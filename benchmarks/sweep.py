@@ -44,7 +44,7 @@ def job(depth: int, width: int = 64) -> tasks.ZooTask:
 
 
 def compiled(
-    cell: tasks.ZooTask, data: datasets.ImageData
+    cell: tasks.ZooTask, data: datasets.Dataset
 ) -> tuple[engine.Chunks, list[tuple[float, ...]]]:
     """A cell's program, traced and compiled, and the points of its grid."""
     points = [(x,) for x in cell.grid["learning_rate"]]
@@ -54,7 +54,7 @@ def compiled(
     return program, points
 
 
-def plain(data: datasets.ImageData, cell: tasks.ZooTask, *, quick: bool) -> float:
+def plain(data: datasets.Dataset, cell: tasks.ZooTask, *, quick: bool) -> float:
     """Time the same runs in plain JAX, in seconds, including compilation.
 
     Args:
@@ -63,10 +63,11 @@ def plain(data: datasets.ImageData, cell: tasks.ZooTask, *, quick: bool) -> floa
       quick: compile at the low optimization level of mupax's sweeps.
     """
     start = time.perf_counter()
-    n, depth, classes = cell.width, cell.depth, data.num_classes
-    images = jnp.asarray(datasets.normalize(data.train_images, data.mean, data.std))
+    n, depth, classes = cell.width, cell.depth, data.out_features
+    arrays = data.training_arrays()
+    images = data.normalize(arrays)["image"]
     images = images.reshape(len(images), -1)
-    labels = jnp.asarray(data.train_labels)
+    labels = jnp.asarray(arrays["label"])
     branch = (depth / cell.config.base_depth) ** -0.5
 
     def init(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -124,7 +125,7 @@ def arithmetic(cell: tasks.ZooTask) -> float:
     return 6 * products * cell.width**2
 
 
-def against_plain(data: datasets.ImageData) -> None:
+def against_plain(data: datasets.Dataset) -> None:
     """Print the times beside plain JAX, and those of compiling."""
     for depth, width in ((8, 64), (64, 64)):
         cell = job(depth, width)
@@ -157,7 +158,7 @@ def against_plain(data: datasets.ImageData) -> None:
     print(f"ratio, median of 3: {statistics.median(growth):.2f}")
 
 
-def processor_time(data: datasets.ImageData) -> None:
+def processor_time(data: datasets.Dataset) -> None:
     """Print the processor time and the memory of a cell's program, at depth 8."""
     cell = job(8)
     for _ in range(3):
@@ -173,7 +174,7 @@ def processor_time(data: datasets.ImageData) -> None:
         )
 
 
-def rate_of_arithmetic(data: datasets.ImageData) -> None:
+def rate_of_arithmetic(data: datasets.Dataset) -> None:
     """Print the share of the machine's matrix-multiply rate at width 256."""
     cell = job(32, 256)
     cell = dataclasses.replace(cell, config=dataclasses.replace(cell.config, steps=30))
@@ -202,7 +203,7 @@ def rate_of_arithmetic(data: datasets.ImageData) -> None:
 
 
 def against_torch(
-    python: str, data: datasets.ImageData, depths: list[int], pairs: int
+    python: str, data: datasets.Dataset, depths: list[int], pairs: int
 ) -> None:
     """Print how many times as many runs mupax trains as PyTorch with mup.
 
@@ -213,10 +214,9 @@ def against_torch(
     cores = jax.local_device_count()
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "data.npz")
-        images = np.asarray(
-            datasets.normalize(data.train_images, data.mean, data.std), np.float32
-        )
-        np.savez(file, images=images, labels=data.train_labels)
+        arrays = data.training_arrays()
+        images = np.asarray(data.normalize(arrays)["image"], np.float32)
+        np.savez(file, images=images, labels=arrays["label"])
         for depth in depths:
             small = job(depth)
             tuned = dataclasses.replace(
@@ -264,8 +264,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3, help="with torch")
     parser.add_argument("--only", choices=("plain", "processor", "arithmetic", "torch"))
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        data = datasets.load("digits", folder)
+    data = datasets.open_dataset("digits")
     engine.run(job(4), data)  # what is done once a process
     if given.only in (None, "plain"):
         against_plain(data)

@@ -152,15 +152,7 @@ def predict(
             f"this {kind} is the image tower of a CLIP: its {config.projection} "
             f"outputs are an embedding, not classes; {_REMEDY}"
         )
-    transform = Transform(
-        (),
-        config.size,
-        crop=config.crop,
-        resample=config.interpolation,
-        crop_mode=config.crop_mode,
-        crop_rounding=config.crop_rounding,
-        fill=[round(255 * value) for value in config.mean],
-    )
+    transform = Transform((), config)
     graph, state = nnx.split(model)
     mean, std = (255 * np.asarray(v, np.float32) for v in (config.mean, config.std))
 

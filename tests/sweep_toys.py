@@ -20,7 +20,7 @@ from mupax.experiments.sweep.store import Store
 from mupax.experiments.sweep.tasks import Task, Training, ZooTask
 
 
-def stripes() -> datasets.ImageData:
+def stripes() -> datasets.Dataset:
     """Four classes of 4 x 4 pixels, which differ in brightness."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, 200).astype(np.int32)
@@ -28,7 +28,8 @@ def stripes() -> datasets.ImageData:
     images = images.astype(np.uint8)
     split = slice(160), slice(160, None)
     train, test = ((images[s], labels[s]) for s in split)
-    return datasets.ImageData("stripes", train, test, 4)
+    datasets.register_dataset("stripes", {"train": train, "test": test})
+    return datasets.open_dataset("stripes")
 
 
 def task(
@@ -72,7 +73,7 @@ class Deadly(ZooTask):
 
     mark: str = ""
 
-    def training(self, data: datasets.ImageData) -> Training:
+    def training(self, data: datasets.Dataset) -> Training:
         """As a task's."""
         mark = pathlib.Path(self.mark)
         add = Store.add

@@ -172,7 +172,8 @@ class ConvNet(nnx.Module):
 
 def test_users_convolutions_are_products_where_runs_train_at_once(monkeypatch):
     data = sweep_toys.stripes()
-    images = {"x": data.train_images / np.float32(255), "y": data.train_labels}
+    arrays = data.training_arrays()
+    images = {"x": arrays["image"] / np.float32(255), "y": arrays["label"]}
     products, product = [], lanes.as_product
     monkeypatch.setattr(
         lanes, "as_product", lambda *a, **k: products.append(1) or product(*a, **k)

@@ -33,7 +33,8 @@ PHOTO = Image.fromarray(
 
 
 def change(*names, shape=(32, 32, 3), **options):
-    return augment.Transform(augment.parse(names), shape, **options)
+    config = augment.unnormalized(shape, **options)
+    return augment.Transform(augment.parse(names), config)
 
 
 def pixels(image):
@@ -66,7 +67,10 @@ def test_a_config_names_operations_as_strings_or_with_options():
         ({"name": "rotate", "degrees": "ten"}, r"'rotate'"),
         ({"name": "affine", "scale": [1.2, 0.8]}, r"low, high"),
         ({"name": "random_resized_crop", "scale": [0.5, 2]}, r"must not exceed 1"),
-        ({"name": "random_resized_crop", "resample": "best"}, r"bilinear, bicubic"),
+        (
+            {"name": "random_resized_crop", "interpolation": "best"},
+            r"bilinear, bicubic",
+        ),
         ({"name": "rand_augment", "num": 0}, r"num is 0"),
         ({"name": "rand_augment", "magnitude": 31}, r"magnitude=31"),
         ({"name": "random_erasing", "fill": "grey"}, r"fill is 'grey'"),
@@ -210,11 +214,12 @@ def test_a_crop_shows_the_place_that_it_was_taken_from():
 # --- Size.
 
 
-@pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
-def test_evaluation_resizes_the_shorter_side_and_keeps_the_middle(resample):
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_evaluation_resizes_the_shorter_side_and_keeps_the_middle(interpolation):
     wide = PHOTO.resize((80, 40))
-    ours = change(shape=(28, 28, 3), crop=0.875, resample=resample)(wide, [])
-    resized = wide.resize((64, 32), augment.RESAMPLE[resample])
+    options = {"crop": 0.875, "interpolation": interpolation}
+    ours = change(shape=(28, 28, 3), **options)(wide, [])
+    resized = wide.resize((64, 32), augment.FILTERS[interpolation])
     expected = resized.crop((18, 2, 46, 30))
     np.testing.assert_allclose(pixels(ours), pixels(expected), atol=2)
 

@@ -14,7 +14,6 @@ import sweep_toys
 from flax import nnx
 
 from mupax import optim, zoo
-from mupax.experiments import data as datasets
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import defaults, parse
@@ -346,7 +345,7 @@ def config(**more):
 
 
 def images():
-    return datasets.from_memory(sweep_toys.stripes())
+    return sweep_toys.stripes()
 
 
 def test_a_run_has_the_groups_of_its_config():

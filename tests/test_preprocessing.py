@@ -319,12 +319,7 @@ def exact(size, cut=None):
 )
 def test_images_are_prepared_as_by_the_library_of_the_weights(case):
     config, prepare = case
-    fill = [round(255 * v) for v in config.mean]
-    options = {"crop": config.crop, "crop_mode": config.crop_mode, "fill": fill}
-    options |= {"resample": config.interpolation}
-    transform = Transform(
-        (), config.size, crop_rounding=config.crop_rounding, **options
-    )
+    transform = Transform((), config)
     random = np.random.default_rng(0)
     sides = [(64, 64), (50, 75), (101, 67), (333, 500), (32, 32), (31, 33), (3, 5)]
     sides += [(32, n) for n in (35, 37, 39)]  # an odd number is cut off

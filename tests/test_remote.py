@@ -123,7 +123,7 @@ def test_text_weights_and_transfer_are_read(bucket, tmp_path):
             "init_from": "memory://b/model",
         }
     )
-    read = build(config, datasets.from_memory(images())).model
+    read = build(config, images()).model
     np.testing.assert_array_equal(read.readout.kernel[...], model.readout.kernel[...])
     assert config.init_from == "memory://b/model"
 
@@ -131,7 +131,8 @@ def test_text_weights_and_transfer_are_read(bucket, tmp_path):
 def images():
     pixels = np.arange(64 * 10, dtype=np.uint8).reshape(10, 8, 8, 1)
     split = pixels, np.arange(10)
-    return datasets.ImageData("digits", split, split, 10)
+    datasets.register_dataset("ten", {"train": split, "test": split})
+    return datasets.open_dataset("ten")
 
 
 def test_messages_name_addresses_and_not_their_local_copies(bucket, capsys):
@@ -162,11 +163,13 @@ def test_prepared_datasets_are_copied(bucket, tmp_path, monkeypatch):
     prepare(tmp_path / "tfds")
     bucket.put(f"{tmp_path}/tfds/mnist/", "/b/tfds/mnist", recursive=True)
     bucket.pipe("/b/tfds/large/1.0.0/large.array_record", b"not copied")
-    expected = datasets.load("mnist", tmp_path / "tfds")
-    found = datasets.load("mnist", "memory://b/tfds")
-    np.testing.assert_array_equal(found.train_images, expected.train_images)
+    places = (tmp_path / "tfds", "memory://b/tfds")
+    expected, found = (
+        datasets.open_dataset("mnist", x).training_arrays() for x in places
+    )
+    np.testing.assert_array_equal(found["image"], expected["image"])
     monkeypatch.setenv("TFDS_DATA_DIR", "memory://b/tfds/")
-    assert datasets.open_dataset("mnist").train_size == expected.train_labels.size
+    assert datasets.open_dataset("mnist").train_size == expected["label"].size
     assert not list(tmp_path.rglob("large.array_record"))
     with pytest.raises(UserError, match="there is nothing at memory://b/tfds/cifar10"):
         datasets.open_dataset("cifar10", "memory://b/tfds")

@@ -220,7 +220,7 @@ needs_data = pytest.mark.skipif(
 )
 def test_a_shipped_model_is_as_accurate_as_its_card_says(name, dataset, said):
     model = zoo.load_pretrained(name)
-    _, accuracy = training.evaluate(model, datasets.load(dataset))
+    _, accuracy = training.evaluate(model, datasets.open_dataset(dataset))
     card = pathlib.Path(zoo.__file__).parent / "checkpoints" / name / "README.md"
     assert said.format(accuracy) in card.read_text()
 

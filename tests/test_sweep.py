@@ -23,7 +23,7 @@ from mupax.experiments.sweep.tasks import ZooTask
 
 
 @pytest.fixture(scope="module")
-def data() -> datasets.ImageData:
+def data() -> datasets.Dataset:
     return sweep_toys.stripes()
 
 
@@ -33,18 +33,19 @@ def built(task: ZooTask, seed: int) -> nnx.Module:
     return create_model(task.config, shapes, seed)
 
 
-def one_run(task: ZooTask, data: datasets.ImageData, seed: int, log2_lr: float):
+def one_run(task: ZooTask, data: datasets.Dataset, seed: int, log2_lr: float):
     """The same training written as a plain loop: no vmap, no scan over steps."""
     model = built(task, seed)
     tx = optim.adam(2.0**log2_lr, zoo.scales(model))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     state = tx.init(params)
-    order = datasets.batch_indices(len(data.train_labels), 16, seed, task.steps)
+    arrays = data.training_arrays()
+    order = datasets.batch_indices(data.train_size, 16, seed, task.steps)
 
     @jax.jit
     def step(params, state, images, labels):
         def loss(params):
-            x = datasets.normalize(images, data.mean, data.std)
+            x = datasets.normalize(images, *data.statistics)
             logits = nnx.merge(graph, params, rest)(x)
             return optax.softmax_cross_entropy_with_integer_labels(
                 logits, labels
@@ -57,7 +58,7 @@ def one_run(task: ZooTask, data: datasets.ImageData, seed: int, log2_lr: float):
     losses = []
     for batch in order:
         params, state, value = step(
-            params, state, data.train_images[batch], data.train_labels[batch]
+            params, state, arrays["image"][batch], arrays["label"][batch]
         )
         losses.append(float(value))
     return np.array(losses)

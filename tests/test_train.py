@@ -282,14 +282,14 @@ def test_two_processes_and_then_one_give_the_losses_of_one(tmp_path, finished):
 
 def test_the_loop_is_what_it_says_it_is(tmp_path):
     """Against SGD written out, with none of the machinery."""
-    toy = toy_data()
+    (mean, std), toy = toy_data().statistics, toy_data().training_arrays()
     model = TinyMLP(nnx.Rngs(0), plain=True)
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     @jax.jit
     def loss(params, images, labels):
         logits = nnx.merge(graph, params, rest)(
-            (images.astype(np.float32) - toy.mean[0]) / toy.std[0]
+            (images.astype(np.float32) - mean[0]) / std[0]
         )
         chosen = jax.nn.log_softmax(logits)[np.arange(16), labels]
         return -chosen.mean()
@@ -297,7 +297,7 @@ def test_the_loop_is_what_it_says_it_is(tmp_path):
     expected = []
     for index in data.batch_indices(200, 16, 1, 20):
         value, grads = jax.value_and_grad(loss)(
-            params, toy.train_images[index], toy.train_labels[index]
+            params, toy["image"][index], toy["label"][index]
         )
         params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
         expected.append(float(value))
@@ -370,7 +370,7 @@ def test_every_test_example_counts_once_whatever_the_batch(finished, batch_size)
 def test_model_and_loss_need_no_implicit_promotion(strict_dtypes):
     model, toy = TinyMLP(nnx.Rngs(0), plain=True), toy_data()
     objective = loss.Classification(
-        lambda images: data.normalize(images, toy.mean, toy.std), toy.num_classes
+        lambda images: data.normalize(images, *toy.statistics), toy.out_features
     )
-    batch = {"image": toy.test_images, "label": toy.test_labels}
+    batch = toy.training_arrays()
     assert objective.loss(model, batch, jax.random.key(0))[0].dtype == np.float32

@@ -16,7 +16,6 @@ import sweep_toys
 from flax import nnx
 
 from mupax import optim
-from mupax.experiments import data as datasets
 from mupax.experiments import transfer
 from mupax.experiments.cli import flags
 from mupax.experiments.errors import UserError
@@ -39,7 +38,7 @@ def small(**keys):
 
 
 def first_update(config):
-    built = build(config, datasets.from_memory(sweep_toys.stripes()))
+    built = build(config, sweep_toys.stripes())
     params = nnx.state(built.create(), nnx.Param)
     tx = built.recipe.optimizer({}, None, None)
     updates, _ = tx.update(params, tx.init(params), params)
@@ -155,7 +154,7 @@ def test_a_length_rule_must_be_a_flag():
 
 def test_swept_betas_follow_too():
     config = dataclasses.replace(small(batch_size=32, base_batch_size=8))
-    built = build(config, datasets.from_memory(sweep_toys.stripes()))
+    built = build(config, sweep_toys.stripes())
     params = nnx.state(built.create(), nnx.Param)
     hyper = {"b1": jnp.float32(0.9), "learning_rate": jnp.float32(0.5)}
     tx = built.recipe.optimizer(hyper, None, None)

@@ -18,7 +18,6 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.experiments import cli, transfer
-from mupax.experiments import data as datasets
 from mupax.experiments import run as training
 from mupax.experiments.cli import flags
 from mupax.experiments.errors import Diverged, UserError
@@ -190,7 +189,7 @@ def test_a_run_directory_may_lie_behind_a_link(tmp_path):
 
 
 def test_the_target_warms_up(target):
-    built = build(target, datasets.from_memory(sweep_toys.stripes()))
+    built = build(target, sweep_toys.stripes())
     params = nnx.state(built.create(), nnx.Param)
     tx = built.recipe.optimizer({"learning_rate": 0.01}, None, None)
     first, state = tx.update(params, tx.init(params), params)
@@ -209,9 +208,9 @@ def test_a_fit_smooths_the_labels_that_it_learns_from(tmp_path):
         depth=1,
         rngs=nnx.Rngs(0),
     )
-    images = datasets.normalize(data.train_images, data.mean, data.std)
-    logits = model(images)
-    labels = optax.smooth_labels(np.eye(4)[data.train_labels], 0.3)
+    arrays = data.training_arrays()
+    logits = model(data.normalize(arrays)["image"])
+    labels = optax.smooth_labels(np.eye(4)[arrays["label"]], 0.3)
     wanted = float(optax.softmax_cross_entropy(logits, labels).mean())
     losses = []
     training.fit(

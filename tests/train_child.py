@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from mupax.experiments.data import ImageData
+from mupax.experiments.data import Dataset, open_dataset, register_dataset
 from mupax.experiments.run import TrainResult, fit
 
 STEPS = 60
@@ -50,7 +50,7 @@ class TinyMLP(nnx.Module):
         return self.readout(x)
 
 
-def toy_data(train_examples: int = 200, test_examples: int = 37) -> ImageData:
+def toy_data(train_examples: int = 200, test_examples: int = 37) -> Dataset:
     """Four classes of 4x4 images, which differ in one bright quarter."""
     rng = np.random.default_rng(0)
 
@@ -60,7 +60,9 @@ def toy_data(train_examples: int = 200, test_examples: int = 37) -> ImageData:
         images[np.arange(n), labels] += 50
         return images.astype(np.uint8), labels
 
-    return ImageData("toy", split(train_examples), split(test_examples), 4)
+    splits = {"train": split(train_examples), "test": split(test_examples)}
+    register_dataset("toy", splits)
+    return open_dataset("toy")
 
 
 def digest(model: nnx.Module) -> str:

@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from mupax.zoo.preprocessing import CROP_MODES, CROP_ROUNDINGS, LEAST_CROP
+from mupax.zoo.preprocessing import DataConfig
 
 from .. import checks
 from ..checks import number, one_of, whole
 from ..errors import UserError
 
 #: Filters for resizing.
-RESAMPLE = {
+FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -52,17 +52,6 @@ class Operation(abc.ABC):
 def _interval(name: str, value: Sequence[float]) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1]:
         raise UserError(f"{name} is {value}; it must be (low, high), 0 < low <= high")
-
-
-def check_fitting(
-    crop: float | None, crop_mode: str, resample: str, crop_rounding: str = "even"
-) -> None:
-    """Raise UserError for wrong options of resizing."""
-    one_of(*RESAMPLE)("resample", resample)
-    one_of(*CROP_MODES)("crop_mode", crop_mode)
-    one_of(*CROP_ROUNDINGS)("crop_rounding", crop_rounding)
-    if crop is not None:
-        number(LEAST_CROP, 1)("crop", crop)
 
 
 # ----- Arithmetic of points.
@@ -208,13 +197,13 @@ class RandomResizedCrop(Operation):
     Attributes:
       scale: area of the box as a share of the image's, uniform between these two.
       ratio: width by height of the box, log-uniform between these two.
-      resample: "nearest", "bilinear", "bicubic" or "lanczos".
+      interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
       size: (height, width) of the result; `Transform` sets it.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    resample: str = "bilinear"
+    interpolation: str = "bilinear"
     size: tuple[int, int] | None = None
     draws: ClassVar[int] = 22
 
@@ -223,7 +212,7 @@ class RandomResizedCrop(Operation):
         _interval("ratio", self.ratio)
         if self.scale[1] > 1:
             raise UserError(f"scale is {self.scale}; it must not exceed 1")
-        one_of(*RESAMPLE)("resample", self.resample)
+        one_of(*FILTERS)("interpolation", self.interpolation)
 
     def box(
         self, size: tuple[int, int], u: Sequence[float]
@@ -257,7 +246,7 @@ class RandomResizedCrop(Operation):
         assert self.size is not None
         return image.resize(
             (self.size[1], self.size[0]),
-            RESAMPLE[self.resample],
+            FILTERS[self.interpolation],
             box=self.box(image.size, u),
         )
 
@@ -420,10 +409,6 @@ OPERATIONS: dict[str, type[Operation]] = {
     "random_erasing": RandomErasing,
 }
 
-#: The augmentations of the papers (Bordelon et al. 2024, App. A).
-PAPER_CIFAR10 = ("flip", "rotate", "affine", "color_jitter")
-PAPER_IMAGENET = ("random_resized_crop", "flip")
-
 
 def parse(augment: Iterable[str | Mapping[str, Any]]) -> tuple[Operation, ...]:
     """The operations of a config, in order.
@@ -496,45 +481,36 @@ def eight_bits(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode in GREY else "RGB")
 
 
+def unnormalized(shape: tuple[int, int, int], **options: Any) -> DataConfig:
+    """The preprocessing of images whose mean and standard deviation are not known."""
+    channels = shape[2]
+    return DataConfig(
+        size=shape, mean=(0.0,) * channels, std=(1.0,) * channels, **options
+    )
+
+
 class Transform:
     """Decodes, augments and resizes one image.
 
     Args:
       operations: from `parse`; none for evaluation.
-      shape: (height, width, channels) of the result; 1 channel is grey, 3 is RGB.
-      crop: share of the shorter side that is kept, in the centre.
-      resample: filter for resizing, if no operation resizes.
-      crop_mode: "center" keeps the aspect ratio; "squash" resizes both sides, of each
-        of which `crop` is kept; "border" keeps the aspect ratio and fits the longer
-        side, of which `crop` is kept.
-      crop_rounding: "even" cuts round(n / 2) pixels of an odd number n before the crop,
-        as torchvision and timm do; "down" cuts n // 2, as transformers does.
-      fill: raw value of each channel beside the image, for "border".
+      config: size, crop and filter, if no operation crops. 1 channel is grey, 3 are
+        RGB. Its mean pads images for the crop mode "border".
+      white: the raw value of a white pixel.
 
     As in timm and transformers, an image is resized to a whole number of pixels and
     then cropped at whole pixels.
     """
 
     def __init__(
-        self,
-        operations: Sequence[Operation],
-        shape: tuple[int, int, int],
-        *,
-        crop: float = 1.0,
-        resample: str = "bilinear",
-        crop_mode: str = "center",
-        crop_rounding: str = "even",
-        fill: Sequence[int] = (0,),
+        self, operations: Sequence[Operation], config: DataConfig, white: int = 255
     ):
-        check_fitting(crop, crop_mode, resample, crop_rounding)
-        self._crop_mode = crop_mode
-        self._rounds_down = crop_rounding == "down"
-        fill = np.clip(np.broadcast_to(fill, shape[2]), 0, 255).tolist()
-        self._fill = fill[0] if shape[2] == 1 else tuple(fill)
-        self._size = shape[:2]
-        self._mode = "L" if shape[2] == 1 else "RGB"
-        self._crop = crop
-        self._resample = RESAMPLE[resample]
+        self._config, self._size = config, config.size[:2]
+        self._mode = "L" if config.size[2] == 1 else "RGB"
+        mean = np.rint(white * np.asarray(config.mean))
+        fill = np.clip(mean, 0, 255).astype(int).tolist()
+        self._fill = fill[0] if self._mode == "L" else tuple(fill)
+        self._filter = FILTERS[config.interpolation]
         self.operations = tuple(
             dataclasses.replace(op, size=self._size)
             if isinstance(op, RandomResizedCrop)
@@ -562,34 +538,34 @@ class Transform:
 
     def _fit(self, image: Image.Image) -> Image.Image:
         height, width = self._size
-        if image.size == (width, height) and self._crop == 1:
+        if image.size == (width, height) and self._config.crop == 1:
             return image
         wide, high = self._resized(*image.size)
         left, upper = self._cut(wide - width), self._cut(high - height)
-        if self._crop_mode == "border":
+        if self._config.crop_mode == "border":
             canvas = Image.new(self._mode, (width, height), self._fill)
-            canvas.paste(image.resize((wide, high), self._resample), (-left, -upper))
+            canvas.paste(image.resize((wide, high), self._filter), (-left, -upper))
             return canvas
         box = (left, upper, left + width, upper + height)
         if wide * high <= _MOST_RESIZED * width * height:
-            return image.resize((wide, high), self._resample).crop(box)
+            return image.resize((wide, high), self._filter).crop(box)
         # Of a very long image only the part that is kept is computed. Pillow may swap
         # the order of rows and columns, whose results are clipped to 0..255 in between.
         x, y = image.width / wide, image.height / high
         right, lower = min(box[2] * x, image.width), min(box[3] * y, image.height)
         kept = left * x, upper * y, right, lower
-        return image.resize((width, height), self._resample, box=kept)
+        return image.resize((width, height), self._filter, box=kept)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         """The (width, height) to which an image is resized before it is cropped."""
-        high, wide = (math.floor(side / self._crop) for side in self._size)
-        if self._crop_mode == "squash":
+        high, wide = (math.floor(side / self._config.crop) for side in self._size)
+        if self._config.crop_mode == "squash":
             return wide, high
-        if self._crop_mode == "center" and wide == high:  # torchvision's Resize
+        if self._config.crop_mode == "center" and wide == high:  # torchvision's Resize
             longer = int(wide * max(width, height) / min(width, height))
             return (wide, longer) if width <= height else (longer, wide)
         # timm's ResizeKeepRatio.
-        closest = max if self._crop_mode == "border" else min
+        closest = max if self._config.crop_mode == "border" else min
         ratio = closest(width / wide, height / high)
         return max(round(width / ratio), 1), max(round(height / ratio), 1)
 
@@ -597,4 +573,5 @@ class Transform:
         """Pixels that are cut off before the crop, or, if negative, added."""
         if spare < 0:
             return -(-spare // 2)
-        return spare // 2 if self._rounds_down else round(spare / 2)
+        rounds_down = self._config.crop_rounding == "down"
+        return spare // 2 if rounds_down else round(spare / 2)

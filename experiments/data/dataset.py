@@ -50,10 +50,7 @@ class Dataset:
       tokenizer: the tokenizer.json of text; None for bytes.
       labels: names of the classes, if they have any.
       white: the raw value of a white pixel.
-      crop: share of the shorter side of an image that evaluation keeps.
-      crop_mode: how images are fitted to the input; see `augment.Transform`.
-      crop_rounding: likewise.
-      resample: filter for resizing.
+      preprocessing: of test images; its statistics are not used. None for text.
       read: read training and test examples as they are stored, for the fingerprint.
     """
 
@@ -73,10 +70,7 @@ class Dataset:
     tokenizer: pathlib.Path | None = None
     labels: tuple[str, ...] | None = None
     white: int = 255
-    crop: float = 1.0
-    crop_mode: str = "center"
-    crop_rounding: str = "even"
-    resample: str = "bilinear"
+    preprocessing: zoo.DataConfig | None = None
     read: tuple[Callable[[np.ndarray], Any], ...] = ()
 
     def __post_init__(self) -> None:
@@ -199,22 +193,15 @@ class Dataset:
     @property
     def data_config(self) -> zoo.DataConfig:
         """The preprocessing of test images, as `zoo.save` writes it."""
-        if self.kind != "images":
+        if self.preprocessing is None:
             raise ValueError(f"{self.name} is text, which has no such preprocessing")
-        height, width, channels = self.input_shape
+        channels = self.input_shape[2]
         mean, std = (
             tuple(float(x) / self.white for x in np.broadcast_to(values, channels))
             for values in self.statistics
         )
-        return zoo.DataConfig(
-            size=(height, width, channels),
-            mean=mean,
-            std=std,
-            interpolation=self.resample,
-            crop=self.crop,
-            crop_mode=self.crop_mode,
-            crop_rounding=self.crop_rounding,
-            labels=self.labels,
+        return dataclasses.replace(
+            self.preprocessing, mean=mean, std=std, labels=self.labels
         )
 
     def _plain(self, indices: np.ndarray) -> Batch:

@@ -1,7 +1,7 @@
-"""Open datasets by name: in memory, prepared by TFDS, text, or noise."""
+"""Open datasets by name: digits, prepared by TFDS, your own, text, or noise."""
 
-import contextlib
 import dataclasses
+import inspect
 import os
 import pathlib
 import re
@@ -11,20 +11,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from mupax.zoo.preprocessing import LARGEST_SIDE, STATISTICS
+from mupax.zoo.preprocessing import DataConfig
 
-from ..checks import shown
 from ..errors import UserError, nearest
 from . import arrays, digits, folders, prepared, sources
 from . import augment as augmentations
 from .dataset import Dataset
-from .images import ImageData
+from .images import pixel_statistics
 from .pipeline import Workers
 from .splits import Split, train_and_test
 from .text import fake_text, is_fake_text, open_text
 
-#: Datasets that are kept in memory.
-DATASETS = ("digits", "digit_sums", "mnist", "fashion_mnist", "cifar10")
+#: The datasets that come with scikit-learn.
+DIGITS = {"digits": digits.digits, "digit_sums": digits.digit_sums}
 
 TEXT = "text:"  # start of the names of text files
 
@@ -50,7 +49,7 @@ def open_dataset(
     crop: float | None = None,
     crop_mode: str = "center",
     crop_rounding: str = "even",
-    resample: str = "bilinear",
+    interpolation: str = "bilinear",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     context: int | None = None,
@@ -62,12 +61,12 @@ def open_dataset(
     """Open a dataset by its name. A large dataset is read later, batch by batch.
 
     Args:
-      name: digits, digit_sums (pairs of digits and their sum), mnist, fashion_mnist
-        or cifar10 (kept in memory); imagenet2012 or another labelled image
-        dataset that TFDS prepared as ArrayRecord files; your own images,
-        "images:DIRECTORY", "npz:FILE" or a name of `register_dataset`; noise, e.g.
-        "fake:224x224x3:1000" or "fake:CONTEXT:VOCABULARY"; or text, "text:FILE" or
-        "text:DIRECTORY".
+      name: digits or digit_sums (pairs of digits and their sum); mnist, imagenet2012
+        or another labelled image dataset that TFDS prepared as ArrayRecord files (one
+        of up to 256 MiB of pixels, as mnist or cifar10, is kept in memory); your own
+        images, "images:DIRECTORY", "npz:FILE" or a name of `register_dataset`; noise,
+        e.g. "fake:224x224x3:1000" or "fake:CONTEXT:VOCABULARY"; or text, "text:FILE"
+        or "text:DIRECTORY".
       data_dir: a TFDS data directory; by default TFDS_DATA_DIR, then
         ~/tensorflow_datasets.
       image_size: side, or (height, width), to which images are resized; by default
@@ -82,8 +81,8 @@ def open_dataset(
       crop_mode: "center" keeps the aspect ratio of test images; "squash" resizes both
         sides; "border" fits the longer side and pads with `mean`.
       crop_rounding: "even" or "down": where an odd number of pixels is cut off, as in
-        timm or as in transformers; see `augment.Transform`.
-      resample: filter for resizing without augmentation: "bilinear", "bicubic",
+        timm or as in transformers; see `zoo.DataConfig`.
+      interpolation: filter for resizing without augmentation: "bilinear", "bicubic",
         "lanczos" or "nearest".
       mean: mean of the pixels, per channel, where white is 1; by default that of the
         training images.
@@ -106,24 +105,11 @@ def open_dataset(
       >>> dataset.spec(64)["image"]
       ShapeDtypeStruct(shape=(64, 32, 32, 3), dtype=uint8)
     """
+    options = locals()
     operations = augmentations.parse(augment)
-    if threads is None:
-        threads = min(8, os.cpu_count() or 1)
-    pool = Workers(threads, workers)
-    slices = {"train_split": train_split != "train", "test_split": test_split}
+    pool = Workers(min(8, os.cpu_count() or 1) if threads is None else threads, workers)
     if name.startswith(TEXT):
-        of_images = {
-            "image_size": image_size,
-            "augment": operations,
-            "crop": crop,
-            "crop_mode": crop_mode != "center",
-            "crop_rounding": crop_rounding != "even",
-            "resample": resample != "bilinear",
-            "mean": mean,
-            "std": std,
-            "workers": workers,
-        }
-        _refuse(name, slices | of_images)
+        _refuse_others(options, *_OF_TEXT)
         if context is None:
             raise UserError(
                 f"{name} is text; set data.context, the number of tokens per window"
@@ -138,112 +124,80 @@ def open_dataset(
     if is_fake_text(name):
         return fake_text(name, pool)
     of_user = name in REGISTERED or name.startswith((folders.FOLDER, arrays.NPZ))
-    of_tfds = not (of_user or name in DATASETS or name.startswith("fake:"))
-    if of_tfds:  # before other keys are judged
+    drawn = name in DIGITS or name.startswith("fake:")
+    if not of_user and not drawn:  # before other keys are judged
         places = prepared.data_dirs(data_dir, name)
         builder = _find(name, places)
-    of_text = {"context": context, "test_path": test_path}
-    _refuse(name, {**of_text, "tokenizer": tokenizer != "bytes"})
-    size = _size(image_size)
-    augmentations.check_fitting(crop, crop_mode, resample, crop_rounding)
-    if crop_mode == "border" and mean is None:
-        raise UserError(
-            "crop_mode='border' pads images with their mean; set data.mean and data.std"
-        )
-    if name.startswith("fake:"):
-        _refuse(name, slices)
-        splits = _noise(name)
-    elif name in DATASETS:
-        _refuse(name, slices)
-        splits = _in_memory(load(name, data_dir))
-    elif of_user:
-        splits = _of_user(name, train_split, test_split)
+    _refuse_others(options, *_OF_IMAGES, *(() if drawn else _OF_SPLITS))
+    given = {key: options[key] for key in _PREPROCESSING}
+    _preprocessing((1, 1, np.size(mean)), **given)  # checked before data are read
+    if of_user:
+        images = _of_user(name, train_split, test_split)
+    elif drawn:
+        images = _noise(name) if name.startswith("fake:") else _of_digits(name)
     elif builder is None:
         raise UserError(prepared.how_to_prepare(name, places))
     else:
-        splits = _prepared(name, builder, train_split, test_split)
-    fitting = {
-        "crop_mode": crop_mode,
-        "crop_rounding": crop_rounding,
-        "resample": resample,
-    }
-    fill = _statistic("mean", mean)  # before pixels are read
-    dataset = splits.build(size, operations, crop, pool, fill.tolist(), fitting)
-    return _normalized_by(dataset, mean, std)
+        images = _prepared(name, builder, train_split, test_split)
+    return images.open(operations, pool, **given)
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData:
-    """Read one of `DATASETS` into memory.
+_OF_TEXT = ("context", "tokenizer", "test_path", "threads")
+_OF_SPLITS = ("train_split", "test_split")
+_PREPROCESSING = (
+    *("image_size", "crop", "crop_mode", "crop_rounding", "interpolation"),
+    *("mean", "std"),
+)
+_OF_IMAGES = (*_PREPROCESSING, "augment", "threads", "workers")
+
+
+def _refuse_others(given: Mapping[str, Any], *known: str) -> None:
+    """Raise UserError for options that have no effect on a dataset.
 
     Args:
-      name: digits and digit_sums come with scikit-learn; TFDS prepared the others.
-      data_dir: a TFDS data directory; by default TFDS_DATA_DIR, then
-        ~/tensorflow_datasets.
-
-    Raises:
-      UserError: an unknown name, or a dataset that is not prepared; the message gives
-        the directories and the command.
+      given: the arguments of `open_dataset`.
+      *known: the options that have one.
     """
-    if name not in DATASETS:
+    for key, parameter in inspect.signature(open_dataset).parameters.items():
+        allowed = ("name", "data_dir", *known)
+        if key not in allowed and given[key] not in (parameter.default, [], {}):
+            raise UserError(f"{key} has no effect on {given['name']}; remove it")
+
+
+def _preprocessing(
+    shape: sources.Shape,
+    *,
+    image_size: int | Sequence[int] | None = None,
+    crop: float | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    **options: str,
+) -> DataConfig:
+    """The preprocessing of images of a shape; see `open_dataset`.
+
+    If the statistics are not given, they are 0 and 1.
+    """
+    height, width, channels = shape
+    if (mean is None) != (std is None):
+        raise UserError(f"mean is {mean} and std is {std}; set both, or neither")
+    if options.get("crop_mode") == "border" and mean is None:
         raise UserError(
-            f"there is no dataset {name!r}; choose one of {', '.join(DATASETS)}"
+            "crop_mode='border' pads images with their mean; set data.mean and data.std"
         )
-    match name:
-        case "digits":
-            return digits.digits()
-        case "digit_sums":
-            return digits.digit_sums()
-    return prepared.in_memory(name, data_dir)
-
-
-def _normalized_by(
-    dataset: Dataset, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> Dataset:
-    """A dataset with other statistics, where white is 1."""
-    if mean is None and std is None:
-        return dataset
-    channels, white = dataset.input_shape[2], np.float32(dataset.white)
-    given = [_statistic(n, v, channels) for n, v in (("mean", mean), ("std", std))]
-    known = (given[0] * white, given[1] * white)
-    return dataclasses.replace(dataset, known_statistics=known)
-
-
-def _statistic(name: str, values: Any, channels: int | None = None) -> np.ndarray:
-    """The mean or std of pixels, one for each channel, where white is 1."""
-    array: np.ndarray = np.empty(())  # raises below
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        array = np.asarray(() if values is None else values, np.float32)
-    low, high = STATISTICS[name]
-    inside = array.ndim == 1 and bool(((low <= array) & (array <= high)).all())
-    if not inside or channels not in (None, len(array)):
-        raise UserError(
-            f"{name} is {shown(values)}; set both mean and std, each a number from "
-            f"{low:g} to {high:g} for each channel{f' ({channels})' * bool(channels)}"
+    if crop is None:
+        crop = 1.0 if height and width else _PHOTOGRAPH_CROP
+    size: Any = image_size if isinstance(image_size, Sequence) else (image_size,) * 2
+    try:
+        config = augmentations.unnormalized(
+            ((height, width) if image_size is None else (*size,)) + (channels,),
+            crop=crop,
+            **options,
         )
-    return array
-
-
-def _refuse(name: str, options: dict[str, Any]) -> None:
-    for option, given in options.items():
-        if given:
-            raise UserError(f"{option} has no effect on {name}; remove it")
-
-
-def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    if image_size is None:
-        return None
-    both = image_size if isinstance(image_size, Sequence) else (image_size,) * 2
-    integers = all(isinstance(x, int) and not isinstance(x, bool) for x in both)
-    if (
-        len(both) != 2
-        or not integers
-        or not 1 <= min(both) <= max(both) <= LARGEST_SIDE
-    ):
-        raise UserError(
-            f"image_size is {image_size}; it must be a side or (height, width) in "
-            f"pixels, each from 1 to {LARGEST_SIDE}"
-        )
-    return both[0], both[1]
+        if mean is None:
+            return config
+        return dataclasses.replace(config, mean=mean, std=std)
+    except (TypeError, ValueError) as error:
+        raise UserError(re.sub("^size=", "image_size=", str(error))) from None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -258,79 +212,75 @@ class _Splits:
     labels: tuple[str, ...] | None = None
     white: int = 255
 
-    def build(
+    def open(
         self,
-        image_size: tuple[int, int] | None = None,
         operations: Sequence[augmentations.Operation] = (),
-        crop: float | None = None,
         workers: Workers | None = None,
-        mean: Sequence[float] = (),
-        fitting: Mapping[str, str] | None = None,
+        **given: Any,
     ) -> Dataset:
-        """The dataset of resized images; see `open_dataset`."""
+        """The dataset of resized images; for `given`, see `_preprocessing`."""
         height, width, channels = self.train.shape
-        own_size = (height, width) if height and width else None
-        size = image_size or own_size
-        if size is None:
+        if not (given.get("image_size") or (height and width)):
             raise UserError(
                 f"the images of {self.name} have different sizes; set "
                 "data.image_size, e.g. 224"
             )
-        shape = (*size, 1 if channels == 1 else 3)
-        if crop is None:
-            crop = 1.0 if own_size else _PHOTOGRAPH_CROP
+        channels = 1 if channels == 1 else 3
+        config = _preprocessing((height, width, channels), **given)
+        statistics = self.statistics
+        if given.get("mean") is not None:
+            mean, std = (np.float32(x) for x in (config.mean, config.std))
+            statistics = mean * np.float32(self.white), std * np.float32(self.white)
         encoded = not isinstance(self.train, sources.Arrays | sources.Noise)
-        resized = encoded or size != own_size or crop != 1
-        options: dict[str, Any] = {"crop": crop, **(fitting or {})}
-        fill = [round(self.white * value) for value in mean] or [0]
+        fits = not encoded and config.size[:2] == (height, width) and config.crop == 1
 
         def load(
-            split: str,
-            source: sources.Source,
-            operations: Sequence[augmentations.Operation] = (),
+            source: sources.Source, operations: Sequence[augmentations.Operation] = ()
         ) -> sources.ImageLoad:
             transform = None
-            if resized or operations:
-                transform = augmentations.Transform(
-                    operations, shape, fill=fill, **options
-                )
-            return sources.ImageLoad(f"{self.name}, {split},", source, transform, shape)
+            if operations or not fits:
+                transform = augmentations.Transform(operations, config, self.white)
+            return sources.ImageLoad(source, transform, config.size)
 
         return Dataset(
             name=self.name,
             kind="images",
             out_features=self.classes,
-            input_shape=shape,
+            input_shape=config.size,
             train_size=len(self.train),
             test_size=len(self.test),
-            load_train=load("train", self.train, operations),
-            load_plain=load("train", self.train),
-            load_test=load("test", self.test),
+            load_train=load(self.train, operations),
+            load_plain=load(self.train),
+            load_test=load(self.test),
             draws=sum(operation.draws for operation in operations),
             workers=workers or Workers(),
-            known_statistics=self.statistics,
+            known_statistics=statistics,
             labels=self.labels,
             white=self.white,
             read=(self.train.read, self.test.read),
-            **options,
+            preprocessing=config,
         )
 
 
-def from_memory(data: ImageData) -> Dataset:
-    """A dataset of images in memory."""
-    return _in_memory(data).build()
+def _in_memory(
+    name: str,
+    train: sources.Arrays,
+    test: sources.Arrays,
+    classes: int,
+    labels: tuple[str, ...] | None = None,
+    white: int = 255,
+) -> _Splits:
+    """Splits whose statistics are those of all training images."""
+    statistics = pixel_statistics(train.images)
+    return _Splits(name, classes, train, test, statistics, labels, white)
 
 
-def _in_memory(data: ImageData) -> _Splits:
-    return _Splits(
-        data.name,
-        data.num_classes,
-        sources.Arrays(data.train_images, data.train_labels),
-        sources.Arrays(data.test_images, data.test_labels),
-        (data.mean, data.std),
-        data.labels,
-        data.white,
-    )
+def _of_digits(name: str) -> _Splits:
+    train, test, classes, _ = train_and_test(name, DIGITS[name](), "train", "test")
+    assert isinstance(train, sources.Arrays)
+    assert isinstance(test, sources.Arrays)
+    white = 16 if name == "digits" else 255
+    return _in_memory(name, train, test, classes, white=white)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -372,7 +322,7 @@ def register_dataset(
       >>> open_dataset("mine").input_shape
       (8, 8, 1)
     """
-    if not name.isidentifier() or name in DATASETS:
+    if not name.isidentifier() or name in DIGITS:
         raise UserError(f"{name!r} cannot name your data; choose a new word")
     REGISTERED[name] = Registered(arrays.from_python(name, data, image, label))
 
@@ -395,7 +345,7 @@ def examples_of(data: Any) -> Any:
         part = arrays.from_python("data", data, None, None)["train"]
         both = {"train": part, "test": part}
         train, test, classes, names = train_and_test("data", both, "train", "test")
-        dataset = _Splits("data", classes, train, test, None, names).build()
+        dataset = _Splits("data", classes, train, test, None, names).open()
         return dataset.training_arrays()
     return data
 
@@ -435,8 +385,11 @@ def _prepared(
     name: str, builder: Any, train_split: str, test_split: str | None
 ) -> _Splits:
     train, test, label = prepared.open_splits(builder, train_split, test_split)
-    statistics = _STATISTICS.get(name.split("/")[0].split(":")[0])
     names = prepared.class_names(label)
+    held = prepared.in_memory(train), prepared.in_memory(test)
+    if held[0] and held[1]:
+        return _in_memory(name, held[0], held[1], label.num_classes, names)
+    statistics = _STATISTICS.get(name.split("/")[0].split(":")[0])
     return _Splits(name, label.num_classes, train, test, statistics, names)
 
 
@@ -451,7 +404,7 @@ def _find(name: str, places: Sequence[pathlib.Path]) -> Any:
     known = prepared.names()
     if name.split("/")[0].split(":")[0] in known:
         return None
-    hint = _with_prefix(name) or nearest(name, [*DATASETS, *known]) or "."
+    hint = _with_prefix(name) or nearest(name, [*DIGITS, *known]) or "."
     raise UserError(
         f"there is no dataset {name!r}{hint} Give the name of a prepared TFDS dataset, "
         "images:DIRECTORY, npz:FILE, text:FILE, or noise, e.g. fake:224x224x3:1000"

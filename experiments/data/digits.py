@@ -4,13 +4,13 @@ import hashlib
 
 import numpy as np
 
-from .images import ImageData
+from .splits import Split
 
 _SUMS_SEED = 0
 _SUMS = {"train": 20_000, "test": 2_000}
 
 
-def digits() -> ImageData:
+def digits() -> dict[str, Split]:
     """1,797 scanned digits, 8x8 pixels of 0..16: 1,437 to train and 360 to test.
 
     The test part of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak,
@@ -25,37 +25,25 @@ def digits() -> ImageData:
         np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0
     )
 
-    def ordered(split: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def ordered(split: str, indices: np.ndarray) -> Split:
         places = [hashlib.md5(f"{split}{k}".encode()).digest() for k in indices]
         order = [k for _, k in sorted(zip(places, indices, strict=True))]
-        return images[order], labels[order]
+        return Split(images[order], labels[order])
 
-    return ImageData(
-        "digits",
-        ordered("train", train),
-        ordered("test", test),
-        10,
-        white=16,
-    )
+    return {"train": ordered("train", train), "test": ordered("test", test)}
 
 
-def digit_sums() -> ImageData:
+def digit_sums() -> dict[str, Split]:
     """Pairs of digits side by side, labelled with their sum: 19 classes, 0 to 18.
 
     20,000 pairs of training images and 2,000 pairs of test images, drawn with a fixed
     seed. No test pair holds an image of a training pair.
     """
-    single = digits()
     rng = np.random.default_rng(_SUMS_SEED)
 
-    def pairs(
-        images: np.ndarray, labels: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        left, right = rng.integers(len(images), size=(2, count))
-        both = np.concatenate([images[left], images[right]], axis=2)
-        return both, labels[left] + labels[right]
+    def pairs(single: Split, count: int) -> Split:
+        left, right = rng.integers(len(single.images), size=(2, count))
+        both = np.concatenate([single.images[left], single.images[right]], axis=2)
+        return Split(both, single.labels[left] + single.labels[right])
 
-    train = pairs(single.train_images, single.train_labels, _SUMS["train"])
-    test = pairs(single.test_images, single.test_labels, _SUMS["test"])
-    classes = 2 * single.num_classes - 1
-    return ImageData("digit_sums", train, test, classes)
+    return {name: pairs(split, _SUMS[name]) for name, split in digits().items()}

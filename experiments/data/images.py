@@ -1,43 +1,8 @@
-"""Image datasets in memory, and the normalization of pixels."""
+"""The statistics of pixels, and their normalization."""
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Integer, UInt8
-
-
-class ImageData:
-    """A labelled image dataset in memory.
-
-    Args:
-      name: as in TFDS.
-      train: raw pixels, shape (train, height, width, channels), and classes
-        0..num_classes-1, shape (train,).
-      test: likewise.
-      num_classes: number of classes.
-      labels: names of the classes, if they have any.
-      white: the raw value of a white pixel.
-
-    Attributes:
-      train_images, train_labels, test_images, test_labels: the arrays.
-      mean: mean pixel of the training images, shape (channels,); 0..255 for
-        photographs, 0..16 for digits.
-      std: standard deviation of the pixels (1 where it is 0), shape (channels,).
-    """
-
-    def __init__(
-        self,
-        name: str,
-        train: tuple[UInt8[np.ndarray, "n h w channels"], Integer[np.ndarray, " n"]],
-        test: tuple[UInt8[np.ndarray, "m h w channels"], Integer[np.ndarray, " m"]],
-        num_classes: int,
-        labels: tuple[str, ...] | None = None,
-        white: int = 255,
-    ):
-        self.name, self.num_classes, self.labels = name, num_classes, labels
-        self.white = white
-        self.train_images, self.train_labels = train[0], train[1].astype(np.int32)
-        self.test_images, self.test_labels = test[0], test[1].astype(np.int32)
-        self.mean, self.std = pixel_statistics(self.train_images)
+from jaxtyping import Array, Float, UInt8
 
 
 def pixel_statistics(

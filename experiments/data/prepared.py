@@ -1,7 +1,6 @@
 """Datasets that TFDS prepared: find and read them, or tell how to prepare one."""
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,16 +10,16 @@ import numpy as np
 from jaxtyping import Int32
 from PIL import Image
 
-from .. import memory, remote
+from .. import remote
 from ..errors import UserError, reason
-from .augment import Transform
-from .images import ImageData
-from .sources import ImageLoad, Shape, no_labels, why
+from .augment import Transform, unnormalized
+from .sources import Arrays, ImageLoad, Shape, no_labels, why
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
 _CHUNK = 4096  # records per read; single reads are slower
+_HELD_BYTES = 2**28  # a split up to this size, decoded, is kept in memory
 
 # Datasets that TFDS cannot download.
 _FETCHED_BY_HAND = {
@@ -188,35 +187,26 @@ class Records:
         )
 
 
-def in_memory(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData:
-    """A prepared dataset with the features "image" and "label", read into memory.
+def in_memory(records: Records) -> Arrays | None:
+    """A split of small images of one size, decoded; None for another one.
 
     Raises:
-      UserError: it is not prepared, damaged, or larger than the memory.
+      UserError: it is damaged.
     """
-    places = data_dirs(data_dir, name)
-    builder = find(name, places)
-    if builder is None:
-        raise UserError(how_to_prepare(name, places))
-    train, test = (_decoded(builder, split) for split in ("train", "test"))
-    label = builder.info.features["label"]
-    return ImageData(name, train, test, label.num_classes, class_names(label))
-
-
-def _decoded(
-    builder: "tfds.core.DatasetBuilder", split: str
-) -> tuple[np.ndarray, np.ndarray]:
-    source = Records(builder, split, ("image", "label"))
-    name, shape = f"{builder.name}, {split},", builder.info.features["image"].shape
-    memory.check(len(source) * math.prod(shape), name, "use a smaller dataset")
-    load = ImageLoad(name, source, Transform((), shape), shape)
-    images = np.empty((len(source), *shape), np.uint8)
-    labels = np.empty(len(source), np.int32)
-    for start in range(0, len(source), _CHUNK):
-        keys = np.arange(start, min(start + _CHUNK, len(source)))
+    (height, width, channels), count = records.shape, len(records)
+    if not (height and width and channels) or (
+        count * height * width * channels > _HELD_BYTES
+    ):
+        return None
+    shape = height, width, channels
+    load = ImageLoad(records, Transform((), unnormalized(shape)), shape)
+    images = np.empty((count, *shape), np.uint8)
+    labels = np.empty(count, np.int32)
+    for start in range(0, count, _CHUNK):
+        keys = np.arange(start, min(start + _CHUNK, count))
         batch = load(keys, np.empty((len(keys), 0)))
         images[keys], labels[keys] = batch["image"], batch["label"]
-    return images, labels
+    return Arrays(images, labels)
 
 
 def class_names(label: "tfds.features.ClassLabel") -> tuple[str, ...] | None:

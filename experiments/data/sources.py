@@ -194,13 +194,11 @@ class ImageLoad:
     """Loads a batch of images by index. Worker processes can pickle it.
 
     Attributes:
-      name: of the dataset and split, for messages.
       source: of the images.
       transform: of an image; None for those of an array that stay as they are.
       shape: (height, width, channels) of the result.
     """
 
-    name: str
     source: Source
     transform: Transform | None
     shape: tuple[int, int, int]

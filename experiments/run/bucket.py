@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 from absl import logging
@@ -157,27 +157,16 @@ class _Run:
         """Upload what changed."""
         with self._uploading:
             self.lease.check()
-            staged = self._place.with_name(".staged")
-            shutil.rmtree(staged, ignore_errors=True)
             names = _names(self._place)
             here = {_folder(name) for name in names} - {""}
-            new = [x for x in sorted(here - self._folders) if self._stage(x, staged)]
             # First the files that grow: no checkpoint is newer than the records.
             remote.in_parallel(self._put, (n for n in names if not _folder(n)))
-            for folder in new:
-                self._put_folder(folder, staged)
+            for folder in sorted(here - self._folders):
+                self._put_folder(folder)
             for folder in self._folders - here:
-                if _has_later(folder, here):  # else it was lost here, and stays there
+                # If its neighbours are missing too, all were lost here, and stay there.
+                if any(_parent(folder) == _parent(other) for other in here):
                     self._remove(folder)
-            shutil.rmtree(staged, ignore_errors=True)
-
-    def _stage(self, folder: str, staged: pathlib.Path) -> bool:
-        """Link the files of a directory; False if it is being removed."""
-        source = self._place / folder
-        with contextlib.suppress(FileNotFoundError, shutil.Error):
-            shutil.copytree(source, staged / folder, copy_function=os.link)
-            return _names(self._place, folder) == _names(staged, folder)
-        return False
 
     def _put(self, name: str) -> None:
         path = self._place / name
@@ -190,12 +179,20 @@ class _Run:
                 self._objects.system.pipe_file(self._objects.at(name), data)
                 self._files[name] = version
 
-    def _put_folder(self, folder: str, staged: pathlib.Path) -> None:
+    def _put_folder(self, folder: str) -> None:
+        """Upload a directory, unless it is removed here meanwhile."""
+
         def put(name: str) -> None:
             self.lease.check()
-            self._objects.system.put_file(str(staged / name), self._objects.at(name))
+            with contextlib.suppress(FileNotFoundError):
+                path = str(self._place / name)
+                self._objects.system.put_file(path, self._objects.at(name))
 
-        remote.in_parallel(put, {*_names(staged, folder)} - {_last(folder)})
+        names = _names(self._place, folder)
+        remote.in_parallel(put, {*names} - {_last(folder)})
+        if names != _names(self._place, folder):
+            self._remove(folder)
+            return
         put(_last(folder))
         self._folders.add(folder)
 
@@ -306,16 +303,5 @@ def _last(folder: str) -> str:
     return f"{folder}/{'config.json' if is_model else '_CHECKPOINT_METADATA'}"
 
 
-def _has_later(folder: str, others: Collection[str]) -> bool:
-    """Whether a checkpoint of a later step is among `others`.
-
-    Examples:
-      >>> _has_later("a/checkpoints/9", ["a/checkpoints/10", "b/checkpoints/3"])
-      True
-      >>> _has_later("model", ["checkpoints/9"])
-      False
-    """
-    parent, _, step = folder.rpartition("/")
-    pairs = (other.rpartition("/") for other in others)
-    later = [int(name) for at, _, name in pairs if at == parent and name.isdecimal()]
-    return step.isdecimal() and max(later, default=0) > int(step)
+def _parent(folder: str) -> str:
+    return folder.rpartition("/")[0]

@@ -340,17 +340,11 @@ def _preprocessing_of_weights(config: RunConfig) -> dict[str, Any]:
         raise UserError(
             f"preprocessing='weights' needs weights that record their preprocessing, "
             f"and {config.init_from} does not; set preprocessing='dataset' and "
-            "data.image_size, data.mean, data.std, data.crop and data.resample"
+            "data.image_size, data.mean, data.std, data.crop and data.interpolation"
         )
-    return {
-        "image_size": preprocessing.size[:2],
-        "crop": preprocessing.crop,
-        "crop_mode": preprocessing.crop_mode,
-        "crop_rounding": preprocessing.crop_rounding,
-        "resample": preprocessing.interpolation,
-        "mean": preprocessing.mean,
-        "std": preprocessing.std,
-    }
+    keys = ("crop", "crop_mode", "crop_rounding", "interpolation", "mean", "std")
+    options = {key: getattr(preprocessing, key) for key in keys}
+    return {"image_size": preprocessing.size[:2], **options}
 
 
 def _check_preprocessing(

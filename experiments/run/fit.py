@@ -1,4 +1,4 @@
-"""Train or evaluate a given model on images in memory."""
+"""Train or evaluate a given model on a dataset of images."""
 
 import pathlib
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from .. import data as datasets
+from ..data import Dataset
 from .evaluate import means, tester
 from .loop import LoopOptions, TrainResult, train
 from .loss import Classification
@@ -20,7 +20,7 @@ from .step import Batch, Hyper, Recipe
 def fit(
     model: nnx.Module,
     tx: optax.GradientTransformation,
-    data: datasets.ImageData,
+    dataset: Dataset,
     *,
     workdir: pathlib.Path,
     batch_size: int,
@@ -40,7 +40,7 @@ def fit(
         (batch, classes). Its `nnx.Param`s are trained; other variables (frozen weights,
         batch statistics, random streams) are kept.
       tx: the optimizer, with its learning rate.
-      data: the dataset.
+      dataset: of images, e.g. from `open_dataset`.
       workdir: directory of this run only.
       batch_size: examples per step, over all devices.
       steps: number of training steps.
@@ -58,8 +58,7 @@ def fit(
       UserError: see `train`.
       Stopped: see `train`.
     """
-    dataset = datasets.from_memory(data)
-    program = _program(model, tx, data, seed, mesh, label_smoothing)
+    program = _program(model, tx, dataset, seed, mesh, label_smoothing)
     result, state = train(
         model,
         program,
@@ -75,7 +74,7 @@ def fit(
 
 def evaluate(
     model: nnx.Module,
-    data: datasets.ImageData,
+    dataset: Dataset,
     *,
     batch_size: int = 256,
     mesh: Mesh | None = None,
@@ -84,30 +83,30 @@ def evaluate(
 
     Args:
       model: as in `fit`.
-      data: the dataset.
+      dataset: as in `fit`.
       batch_size: examples per batch, over all devices.
       mesh: by default all devices along "data".
 
     Raises:
       UserError: the mesh cannot divide the batch.
     """
-    program = _program(model, optax.identity(), data, 0, mesh)
+    program = _program(model, optax.identity(), dataset, 0, mesh)
     check_batch(batch_size, program.mesh)
-    test = tester(program, datasets.from_memory(data), batch_size)
+    test = tester(program, dataset, batch_size)
     return means(test(program.start_on_mesh(model)))
 
 
 def _program(
     model: nnx.Module,
     tx: optax.GradientTransformation,
-    data: datasets.ImageData,
+    dataset: Dataset,
     seed: int,
     mesh: Mesh | None,
     label_smoothing: float = 0.0,
 ) -> Program:
     objective = Classification(
-        lambda images: datasets.normalize(images, data.mean, data.std),
-        data.num_classes,
+        lambda images: dataset.normalize({"image": images})["image"],
+        dataset.out_features,
         label_smoothing=label_smoothing,
     )
     model.train()

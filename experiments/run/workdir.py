@@ -24,7 +24,7 @@ _LOCK = ".lock"
 _FREE = (*ROUNDING, *REGULARIZATION)
 _READING = (
     *("context", "tokenizer", "image_size", "mean", "std"),
-    *("crop", "crop_mode", "crop_rounding", "resample"),
+    *("crop", "crop_mode", "crop_rounding", "interpolation"),
 )
 
 

@@ -22,7 +22,6 @@ from flax import nnx
 
 from mupax import zoo
 
-from .. import data as datasets
 from ..data import Dataset, batch_indices
 from ..errors import UserError
 from ..run.build import build, create_model, open_dataset
@@ -161,17 +160,15 @@ class ZooTask(Task):
         others = [self.average_last, sorted(self.grid)]
         return json.dumps([settings, others], sort_keys=True, default=str)
 
-    def dataset(self, data: Any = None) -> Dataset:
+    def dataset(self, data: Dataset | None = None) -> Dataset:
         """The dataset: the given one, or the config's."""
-        if isinstance(data, datasets.ImageData):
-            return datasets.from_memory(data)
         return data if data is not None else open_dataset(self.config)
 
     def training(self, data: Any = None) -> Training:
         """The functions that are compiled, and the examples.
 
         Args:
-          data: a `Dataset` or `ImageData` in place of the config's dataset, or None.
+          data: a `Dataset` in place of the config's dataset, or None.
         """
         dataset = self.dataset(data)
         # The moving average is for evaluation; a sweep does not evaluate.
