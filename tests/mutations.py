@@ -15,6 +15,8 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 Mutation = Callable[[bytes, random.Random], bytes | None]
 
 
@@ -141,6 +143,12 @@ def mutate_one(folder: pathlib.Path, rng: random.Random) -> tuple[pathlib.Path, 
 
 
 FIRST = int(os.environ.get("MUPAX_SEED", "1000"))  # seed of the long tests
+
+
+def seeds(few: int, several: int) -> list[Any]:
+    """Seeds of a test, and of its long form: parameters for pytest."""
+    later = range(FIRST, FIRST + several)
+    return [range(few), pytest.param(later, marks=pytest.mark.long)]
 
 
 def many(

@@ -83,7 +83,7 @@ def photos(tmp_path_factory):
 
 # The augmentations of CIFAR-10 in Bordelon et al. (2024), App. A.
 PAPER = ("flip", "rotate", "affine", "color_jitter")
-CHANGES = ("random_resized_crop", "flip", "rotate", "color_jitter", "random_erasing")
+CHANGES = ("random_resized_crop", "flip", "rotate", "color_jitter", "rand_augment")
 KINDS = {
     "streamed": ("made_photos", {"image_size": 16, "augment": CHANGES}),
     "in memory": ("digits", {"augment": PAPER}),

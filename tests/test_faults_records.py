@@ -159,23 +159,11 @@ def check_settings(folder: pathlib.Path, seed: int) -> str:
     return "right"
 
 
-def test_mutated_logs(tmp_path, warned):
-    mutations.many(check_log, tmp_path, range(20), warned)
+@pytest.mark.parametrize("seeds", mutations.seeds(20, 350))
+def test_mutated_logs(tmp_path, warned, seeds):
+    mutations.many(check_log, tmp_path, seeds, warned)
 
 
-def test_mutated_settings(tmp_path):
-    mutations.many(check_settings, tmp_path, range(20))
-
-
-@pytest.mark.long
-def test_350_mutated_logs(tmp_path, warned):
-    mutations.many(
-        check_log, tmp_path, range(mutations.FIRST, mutations.FIRST + 350), warned
-    )
-
-
-@pytest.mark.long
-def test_200_mutated_settings(tmp_path):
-    mutations.many(
-        check_settings, tmp_path, range(mutations.FIRST, mutations.FIRST + 200)
-    )
+@pytest.mark.parametrize("seeds", mutations.seeds(20, 200))
+def test_mutated_settings(tmp_path, seeds):
+    mutations.many(check_settings, tmp_path, seeds)

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import gc
-import json
 import logging
 import os
 import pathlib
@@ -115,35 +114,6 @@ def test_a_stopped_run_has_the_log_of_a_whole_one(tmp_path, monkeypatch, whole, 
     assert same(tmp_path / "run", train(tmp_path / "run"), whole)
 
 
-@pytest.mark.long
-def test_interrupted_in_any_write_a_run_has_the_log_of_a_whole_one(
-    tmp_path, monkeypatch, whole
-):
-    """Ctrl-C before or after any line is written, or half of it."""
-    add = records.Records.add
-    rng = random.Random(0)
-    for number in range(1, 25):
-        left, how = [number], rng.randrange(3)
-
-        def torn(self, line, left=left, how=how):
-            left[0] -= 1
-            if left[0] == 0 and how == 0:
-                raise KeyboardInterrupt
-            if left[0] == 0 and how == 1:
-                self._file.write(json.dumps(io.seal(line))[: rng.randint(1, 30)])
-                raise KeyboardInterrupt
-            add(self, line)
-            if left[0] == 0:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(records.Records, "add", torn)
-        run = tmp_path / str(number)
-        with contextlib.suppress(KeyboardInterrupt):
-            train(run)
-        monkeypatch.undo()
-        assert same(run, train(run), whole), number
-
-
 def test_a_clock_that_jumps_backwards_does_not_matter(tmp_path, monkeypatch, whole):
     now = iter(range(2_000_000_000, 0, -1000))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
@@ -224,19 +194,9 @@ def warned(caplog):
     return lambda: [r.getMessage() for r in caplog.records]
 
 
-def test_mutated_runs(tmp_path, whole, warned):
-    mutations.many(check_run, tmp_path, range(3), whole, warned)
-
-
-@pytest.mark.long
-def test_100_mutated_runs(tmp_path, whole, warned):
-    mutations.many(
-        check_run,
-        tmp_path,
-        range(mutations.FIRST, mutations.FIRST + 100),
-        whole,
-        warned,
-    )
+@pytest.mark.parametrize("seeds", mutations.seeds(3, 100))
+def test_mutated_runs(tmp_path, whole, warned, seeds):
+    mutations.many(check_run, tmp_path, seeds, whole, warned)
 
 
 # ----- Checkpoints alone, which most of a run's files belong to.
@@ -273,15 +233,10 @@ def check_weights(folder: pathlib.Path, seed: int, whole) -> str:
     return "right"
 
 
-def test_mutated_weights(tmp_path, whole):
-    mutations.many(check_weights, tmp_path, range(8), whole)
-
-
-@pytest.mark.long
-def test_100_mutated_weights(tmp_path, whole):
-    seeds = range(mutations.FIRST, mutations.FIRST + 100)
+@pytest.mark.parametrize("seeds", mutations.seeds(8, 100))
+def test_mutated_weights(tmp_path, whole, seeds):
     counts = mutations.many(check_weights, tmp_path, seeds, whole)
-    assert counts["refused"] > 10
+    assert counts["refused"] > len(seeds) / 10
 
 
 def check_checkpoint(folder: pathlib.Path, seed: int, saved: pathlib.Path) -> str:
@@ -302,16 +257,10 @@ def check_checkpoint(folder: pathlib.Path, seed: int, saved: pathlib.Path) -> st
     return "right" if found.step == 2 else "older"
 
 
-def test_mutated_checkpoints(tmp_path, saved):
-    mutations.many(check_checkpoint, tmp_path, range(12), saved)
-
-
-@pytest.mark.long
-def test_150_mutated_checkpoints(tmp_path, saved):
-    counts = mutations.many(
-        check_checkpoint, tmp_path, range(mutations.FIRST, mutations.FIRST + 150), saved
-    )
-    assert counts["refused"] > 10
+@pytest.mark.parametrize("seeds", mutations.seeds(12, 150))
+def test_mutated_checkpoints(tmp_path, saved, seeds):
+    counts = mutations.many(check_checkpoint, tmp_path, seeds, saved)
+    assert counts["refused"] > len(seeds) / 15
 
 
 # ----- summary.json, which `mupax train --config.transfer_from` reads.
@@ -371,8 +320,7 @@ def test_coord_check_on_a_read_only_file_system_is_one_sentence(
 )
 def test_a_checkpoint_that_cannot_be_written_says_why(error, why):
     """Only a full disk asks for room: other errors pass, e.g. after a clock was set."""
-    manager = types.SimpleNamespace(directory="runs/x/checkpoints")
-    fake = types.SimpleNamespace(_manager=manager, latest=lambda: 7)
+    fake = types.SimpleNamespace(_folder="runs/x/checkpoints", latest=lambda: 7)
     with (
         pytest.raises(UserError, match=f"{why}; .* step 7.*un the same") as said,
         Checkpoints._writing(fake),

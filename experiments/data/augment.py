@@ -256,23 +256,21 @@ class RandomResizedCrop(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class ColorJitter(Operation):
-    """Random brightness, contrast, saturation and hue, one after another.
+    """Random brightness, contrast and saturation, one after another.
 
-    Pillow's enhancements, and its hue of HSV. The defaults are ours: the papers give no
-    magnitudes (Bordelon et al., App. A).
+    They are Pillow's enhancements. The defaults are ours: the papers give no magnitudes
+    (Bordelon et al., App. A).
 
     Attributes:
       brightness: the factor is uniform in 1 - brightness..1 + brightness; 0 at least.
       contrast: the same, about the mean grey of the image.
       saturation: the same, about the grey of each pixel.
-      hue: largest turn, as a share of the full circle.
     """
 
     brightness: float = 0.2
     contrast: float = 0.2
     saturation: float = 0.2
-    hue: float = 0.0
-    draws: ClassVar[int] = 4
+    draws: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -286,11 +284,6 @@ class ColorJitter(Operation):
         ):
             if most:
                 image = kind(image).enhance(max(0.0, 1 + _signed(most, draw)))
-        if self.hue and image.mode == "RGB":
-            hue, saturation, value = image.convert("HSV").split()
-            turn = round(256 * _signed(self.hue, u[3]))
-            hue = hue.point([(v + turn) % 256 for v in range(256)])
-            image = Image.merge("HSV", (hue, saturation, value)).convert("RGB")
         return image
 
 
@@ -356,46 +349,6 @@ _CHANGES: tuple[Change, ...] = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomErasing(Operation):
-    """Erase a random box (Zhong et al. 2020).
-
-    Attributes:
-      probability: of erasing.
-      scale: area of the box as a share of the image's, uniform between these two.
-      ratio: width by height of the box, log-uniform between these two.
-      fill: a value of 0..255, or "noise" for pixels uniform in 0..255.
-    """
-
-    probability: float = 0.25
-    scale: tuple[float, float] = (0.02, 1 / 3)
-    ratio: tuple[float, float] = (0.3, 10 / 3)
-    fill: int | str = 0
-    draws: ClassVar[int] = 24
-
-    def __post_init__(self) -> None:
-        number(0, 1)("probability", self.probability)
-        _interval("scale", self.scale)
-        _interval("ratio", self.ratio)
-        if isinstance(self.fill, str) and self.fill != "noise":
-            raise UserError(f'fill is {self.fill!r}; it must be 0..255 or "noise"')
-
-    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
-        if u[0] >= self.probability:
-            return image
-        crop = RandomResizedCrop(self.scale, self.ratio)
-        left, upper, right, lower = map(round, crop.box(image.size, u[2:]))
-        pixels = np.array(image)
-        hole = pixels[upper:lower, left:right]
-        if self.fill == "noise":
-            # u[1] is the seed of the noise.
-            noise = np.random.Generator(np.random.Philox(int(u[1] * 2**53)))
-            hole[...] = noise.integers(0, 256, hole.shape, np.uint8)
-        else:
-            hole[...] = self.fill
-        return Image.fromarray(pixels)
-
-
 # ----- Operations of a config.
 
 OPERATIONS: dict[str, type[Operation]] = {
@@ -406,7 +359,6 @@ OPERATIONS: dict[str, type[Operation]] = {
     "random_resized_crop": RandomResizedCrop,
     "color_jitter": ColorJitter,
     "rand_augment": RandAugment,
-    "random_erasing": RandomErasing,
 }
 
 
