@@ -3,7 +3,8 @@
 A run works in a local directory (`opened`), and a thread uploads its files. A file is
 replaced by one put, so that a reader sees the old content or the new. Of a directory
 that appears at once on a disk (a checkpoint or a model), the file that readers look for
-is uploaded last: without it, the directory is torn, and is not used.
+is uploaded last: without it, the directory is torn, and is not used. Orbax 0.12.8
+writes to gs:// itself, and refuses s3:// ("Checkpoint path should be absolute").
 """
 
 import contextlib

@@ -233,7 +233,9 @@ def open_checkpoints(
     """
     folder = folder.absolute()
     if alone and jax.process_index() > 0:
-        yield Checkpoints(None, folder, alone)
+        checkpoints = Checkpoints(None, folder, alone)
+        yield checkpoints
+        checkpoints.wait()
         return
     policies = ocp.checkpoint_managers
     keep = [policies.LatestN(keep_last)]
