@@ -64,6 +64,7 @@ def open_trackers(
       UserError: one does not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    known: dict[str, Callable[..., _Calls]]
     known = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
     try:
         return tuple(
