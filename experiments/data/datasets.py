@@ -129,8 +129,9 @@ def open_dataset(
         places = prepared.data_dirs(data_dir, name)
         builder = _find(name, places)
     _refuse_others(options, *_OF_IMAGES, *(() if drawn else _OF_SPLITS))
-    given = {key: options[key] for key in _PREPROCESSING}
-    _preprocessing((1, 1, np.size(mean)), **given)  # checked before data are read
+    given: dict[str, Any] = {key: options[key] for key in _PREPROCESSING}
+    channels = len(mean) if isinstance(mean, Sequence) else 1
+    _preprocessing((1, 1, channels), **given)  # checked before data are read
     if of_user:
         images = _of_user(name, train_split, test_split)
     elif drawn:
@@ -169,8 +170,8 @@ def _preprocessing(
     *,
     image_size: int | Sequence[int] | None = None,
     crop: float | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Any = None,
+    std: Any = None,
     **options: str,
 ) -> DataConfig:
     """The preprocessing of images of a shape; see `open_dataset`.
@@ -229,7 +230,7 @@ class _Splits:
         config = _preprocessing((height, width, channels), **given)
         statistics = self.statistics
         if given.get("mean") is not None:
-            mean, std = (np.float32(x) for x in (config.mean, config.std))
+            mean, std = (np.array(x, np.float32) for x in (config.mean, config.std))
             statistics = mean * np.float32(self.white), std * np.float32(self.white)
         encoded = not isinstance(self.train, sources.Arrays | sources.Noise)
         fits = not encoded and config.size[:2] == (height, width) and config.crop == 1

@@ -175,11 +175,9 @@ class Checkpoints:
         try:
             if not self._alone:  # a network disk may hide it from other processes
                 io.appears(self.path(step))
-            state, progress = (
-                self._read(self._manager, step, wanted)
-                if self._manager
-                else (wanted, None)
-            )
+            state, progress = wanted, {}
+            if self._manager:
+                state, progress = self._read(self._manager, step, wanted)
         # A damaged file can raise anything, from TensorStore, msgpack or json.
         except Exception as error:
             raise UserError(
