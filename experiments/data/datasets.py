@@ -130,7 +130,7 @@ def open_dataset(
         builder = _find(name, places)
     _refuse_others(options, *_OF_IMAGES, *(() if drawn else _OF_SPLITS))
     given: dict[str, Any] = {key: options[key] for key in _PREPROCESSING}
-    channels = len(mean) if isinstance(mean, Sequence) else 1
+    channels = len(mean) if isinstance(mean, Sequence) and mean else 1
     _preprocessing((1, 1, channels), **given)  # checked before data are read
     if of_user:
         images = _of_user(name, train_split, test_split)
