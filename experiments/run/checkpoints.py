@@ -172,10 +172,10 @@ class Checkpoints:
         if step is None:
             return None
         wanted = jax.tree.map(_empty, like) if self._alone else like
+        state, progress = wanted, dict[str, Any]()
         try:
             if not self._alone:  # a network disk may hide it from other processes
                 io.appears(self.path(step))
-            state, progress = wanted, {}
             if self._manager:
                 state, progress = self._read(self._manager, step, wanted)
         # A damaged file can raise anything, from TensorStore, msgpack or json.
