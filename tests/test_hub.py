@@ -270,12 +270,6 @@ def test_weights_in_several_files_are_downloaded(hub, tmp_path):
     np.testing.assert_allclose(logits, data["logits"], rtol=1e-4, atol=1e-4)
 
 
-def test_a_repository_without_weights_says_so(hub, tmp_path):
-    hub.put("someone/empty", config=config(**VIT_CONFIG))
-    with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
-        zoo.load_pretrained("someone/empty", cache_dir=tmp_path)
-
-
 @pytest.mark.parametrize(
     "config",
     [

@@ -430,8 +430,6 @@ def test_rotary_logits_depend_on_the_distance_alone():
         ({"qk_norm": True, "zero_queries": True}, "zero_queries=False"),
         ({"rope_theta": -1.0}, "rope_theta=-1.0 must be positive"),
         ({"rope_scaling": (8.0, 4.0, 1.0, 16.0)}, "must be below high"),
-        ({"zero_readout": True}, "needs tied=False"),
-        ({"vocab_size": 0}, "vocab_size=0 must be a whole number"),
     ],
 )
 def test_options_that_make_no_sense_are_named(options, said):

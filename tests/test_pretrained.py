@@ -38,15 +38,6 @@ def test_a_pretrained_model_is_its_own_base(tmp_path):
     assert model.plan.depth == 1.0
 
 
-def test_another_number_of_classes_gets_a_new_head(tmp_path):
-    path = file_of("vit_token", tmp_path)
-    model = zoo.load_pretrained("vit", path, **{**VIT, "out_features": 3})
-    arrays = saving.arrays_of(model)
-    assert arrays["readout/kernel"].shape == (24, 3)
-    proj = golden("vit_token")[0]["patch_embed.proj.bias"]
-    np.testing.assert_array_equal(arrays["readin/bias"], proj)
-
-
 def test_buffers_are_left_on_purpose_and_nothing_else_is(tmp_path):
     model = nnx.eval_shape(lambda: zoo.create("resnet18", **RESNET, rngs=nnx.Rngs(0)))
     weights = golden("resnet_basic")[0]
@@ -340,7 +331,9 @@ def test_fp8_is_named(tmp_path):
     text = json.dumps(head).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + b"\0")
-    with pytest.raises(ValueError, match=r"holds fp8 .* original weights in bfloat16"):
+    with pytest.raises(
+        ValueError, match=r"fp8 .* quantized.* original weights in bfloat16"
+    ):
         foreign.read(file)
 
 
@@ -356,15 +349,6 @@ def test_a_directory_of_pickled_weights_says_how_to_convert_them(tmp_path):
     (tmp_path / "open_clip_model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"pass '.*open_clip_model\.safetensors'"):
         zoo.load_pretrained(tmp_path)
-
-
-def test_weights_of_eight_bits_are_named(tmp_path):
-    header = {"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}
-    text = json.dumps(header).encode()
-    path = tmp_path / "weights.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
-    with pytest.raises(ValueError, match=r"fp8.* quantized"):
-        foreign.read(path)
 
 
 def test_positions_are_interpolated_only_if_a_size_is_asked_for(tmp_path):

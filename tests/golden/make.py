@@ -87,7 +87,7 @@ def shake(model: nn.Module, seed: int) -> nn.Module:
             elif "gamma" in name or "lambda" in name:
                 values = 0.5 + 0.3 * values
             else:
-                norm = any(part in name for part in ("norm", "layrnorm", "ln_"))
+                norm = any(part in name for part in ("norm", "layrnorm", "ln"))
                 values = 0.3 * values + (norm and "weight" in name)
             weight.copy_(torch.tensor(values, dtype=torch.float32))
     return model.eval()

@@ -1,8 +1,8 @@
 """Map architectures of other libraries to models of the zoo and their options.
 
-The keys of a file do not determine the architecture: timm's resnetblur50 has
-the keys and shapes of resnet50, but computes something else. So the architecture is
-read from the repository's `config.json`, and only those of a `Record` are accepted.
+The keys of a file do not determine the architecture: timm's resnetblur50 has the keys
+and shapes of resnet50, but computes something else. So the architecture is read from
+the repository's `config.json`, and only those of a `Record` are accepted.
 """
 
 from collections.abc import Mapping

@@ -10,9 +10,9 @@ from ..addresses import public
 from . import files
 
 # Names with these suffixes are files, even if they do not exist. Other names with a
-# dot, e.g. timm/resnet50.a1_in1k, may be repositories.
+# dot, e.g. timm/resnet50.a1_in1k, may be repositories. The likeliest weights are first.
 FILE_SUFFIXES = (
-    *(".safetensors", ".npz", ".npy", ".pth", ".pt", ".bin", ".ckpt", ".pkl"),
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".npy", ".pkl"),
     *(".pickle", ".h5", ".hdf5", ".msgpack", ".onnx", ".gguf", ".zip", ".tar"),
 )
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

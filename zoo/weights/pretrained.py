@@ -346,16 +346,6 @@ def _is_ours(directory: pathlib.Path) -> bool:
     return not any((directory / name).is_file() for name in (hub.WEIGHTS, hub.INDEX))
 
 
-# Weights in a directory of another library, by a pattern of their names.
-_OTHERS = tuple(
-    f"*{suffix}"
-    for suffix in (
-        *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack"),
-        *(".gguf", ".onnx"),
-    )
-)
-
-
 def _check_weights(path: pathlib.Path) -> None:
     """Raise a `ValueError` for a directory of weights of another name or format."""
     config = path / hub.CONFIG
@@ -363,7 +353,7 @@ def _check_weights(path: pathlib.Path) -> None:
         return
     if config.is_file() and saving.is_config(_read_json(config)):
         return
-    found = [sorted(path.glob(pattern)) for pattern in _OTHERS]
+    found = [sorted(path.glob(f"*{suffix}")) for suffix in hub.FILE_SUFFIXES]
     files = next(filter(None, found), [])
     if not files and config.is_file() and "model_type" in _read_json(config):
         raise ValueError(f"{str(path)!r} holds no weights; add its {hub.WEIGHTS}")

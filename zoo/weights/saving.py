@@ -1,6 +1,5 @@
 """`save` and `load` models as directories: weights, options, a model card."""
 
-import contextlib
 import json
 import math
 import numbers
@@ -9,7 +8,7 @@ import pathlib
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -97,7 +96,9 @@ def save(
     config = {"format": _FORMAT, "model": name, "options": _plain(options)}
     if (data := known_data_config(model)) is not None:
         config["data"] = data.to_json()
-    with _building(directory.parent) as building:
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=_BUILDING) as whole:
+        building = pathlib.Path(whole, directory.name)
+        building.mkdir()
         _write(building / WEIGHTS, arrays_of(model))
         config["crc"] = _checksum(config)
         (building / _CONFIG).write_text(json.dumps(config, indent=1) + "\n")
@@ -115,18 +116,6 @@ def save(
         (building / _CARD).write_text(text)
         building.rename(directory)
     return directory
-
-
-@contextlib.contextmanager
-def _building(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A new directory in which to build another, removed after an exception."""
-    building = pathlib.Path(tempfile.mkdtemp(dir=parent, prefix=_BUILDING))
-    try:
-        building.chmod(0o755)
-        yield building
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
 
 
 def _check_parts(model: nnx.Module, name: str, options: Mapping[str, Any]) -> None:
@@ -149,8 +138,8 @@ def _write(file: pathlib.Path, arrays: Mapping[str, Any]) -> None:
     try:
         np.savez(file, **whole)
     except OSError as error:  # names no file
-        place = str(file.parent.parent)
-        raise OSError(error.errno, error.strerror, place) from None
+        place = file.parents[2]
+        raise OSError(error.errno, error.strerror, str(place)) from None
 
 
 def load(
