@@ -11,8 +11,9 @@ from flax import nnx
 from goldens import check_export
 
 from mupax import zoo
+from mupax.zoo.family import Options
 from mupax.zoo.layers import conv
-from mupax.zoo.plan import Axis, plan
+from mupax.zoo.plan import Axis
 from mupax.zoo.weights import foreign
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -179,8 +180,7 @@ def test_the_running_variance_averages_the_unbiased_one():
 def test_a_norm_is_accurate_from_its_first_step_whatever_the_mean(
     kind, axes, mean, std
 ):
-    sizes = {"width": 6, "depth": 1, "base_width": 6, "base_depth": 1}
-    one = plan(**sizes, parametrization="sp", axes={"channels": Axis(6, 6, False)})
+    one = Options(width=6, depth=1).plan(axes={"channels": Axis(6, 6, False)})
     norm = conv.NORMS[kind](one, "channels", epsilon=conv.EPSILON)
     x = np.random.default_rng(0).normal(mean, std, (4, 5, 5, 6)).astype(np.float32)
     exact = x.astype(np.float64)

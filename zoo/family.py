@@ -22,7 +22,7 @@ from flax import nnx
 
 from mupax import optim
 
-from .plan import Plan, plan
+from .plan import Axis, Plan, times_width
 
 # {annotation of an option: (accepted types, their name in messages)}
 _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
@@ -37,6 +37,8 @@ _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
 
 REMAT = ("none", "full", "products")  # False is the first, and True the second
 _LARGEST = 2**31 - 1  # XLA indexes axes by int32
+# Axes whose size is an option of another name.
+_SIZES = {"classes": "out_features", "vocab": "vocab_size"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,22 +141,50 @@ class Options:
         """
         return "depth_mup" if self.branch_layers == 1 else "completep"
 
-    def plan(self, **axes: Any) -> Plan:
-        """Build the plan of a model with these options.
+    def plan(
+        self,
+        *,
+        growing: Mapping[str, float] | None = None,
+        fixed: Mapping[str, int] | None = None,
+        axes: Mapping[str, Axis] | None = None,
+    ) -> Plan:
+        """Check sizes, and build the plan of a model with these options.
+
+        The width of the residual stream is the axis "embed".
 
         Args:
-          **axes: `growing`, `fixed` and `axes` of `plan.plan`.
+          growing: further axes that grow with width, as multiples of it.
+          fixed: further axes that do not grow, with their sizes.
+          axes: further axes, as they are.
+
+        Raises:
+          ValueError: a size is not a positive int, or a multiple of the width is not
+            whole.
         """
-        return plan(
-            width=self.width,
-            depth=self.depth,
-            base_width=self.base_width,
-            base_depth=self.base_depth,
-            parametrization=self.parametrization or self.default_parametrization,
-            branch_multiplier=self._branch_multiplier(),
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            **axes,
+        width, depth, base_depth = self.width, self.depth, self.tuned_depth
+        base_width = width if self.base_width is None else self.base_width
+        sizes = {"width": width, "depth": depth}
+        sizes |= {"base_width": base_width, "base_depth": base_depth}
+        for name, size in {**sizes, **(fixed or {})}.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                option = _SIZES.get(name, name)
+                raise ValueError(
+                    f"{option}={size!r} must be a whole number, at least 1"
+                )
+        known = {"embed": Axis(base_width, width, True), **(axes or {})}
+        for name, multiple in (growing or {}).items():
+            base, size = (
+                times_width(n, multiple, f"axis {name!r}") for n in (base_width, width)
+            )
+            known[name] = Axis(base, size, True)
+        known |= {name: Axis(size, size) for name, size in (fixed or {}).items()}
+        return Plan(
+            tuple(known.items()),
+            optim.parametrization(self.parametrization or self.default_parametrization),
+            depth / base_depth,
+            self._branch_multiplier(),
+            self.dtype,
+            self.param_dtype,
         )
 
     def _branch_multiplier(self) -> float:

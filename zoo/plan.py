@@ -16,8 +16,6 @@ from flax import nnx
 from mupax import optim
 
 LAYERS = "layers"  # the leading axis of stacked blocks
-# Axes whose size is an option of another name.
-_OPTIONS = {"classes": "out_features", "vocab": "vocab_size"}
 
 
 class Axis(NamedTuple):
@@ -206,66 +204,6 @@ class Plan:
         if stacked:
             variable.set_metadata(stacked=stacked)
         return variable, rule.forward
-
-
-def plan(
-    *,
-    width: int,
-    depth: int,
-    base_width: int | None,
-    base_depth: int | None,
-    parametrization: str | optim.Parametrization,
-    branch_multiplier: float = 1.0,
-    dtype: Any = jnp.float32,
-    param_dtype: Any = jnp.float32,
-    growing: dict[str, float] | None = None,
-    fixed: dict[str, int] | None = None,
-    axes: dict[str, Axis] | None = None,
-) -> Plan:
-    """Check sizes, and build a plan.
-
-    Args:
-      width: width of the residual stream, the axis "embed".
-      depth: number of residual blocks.
-      base_width: the width that was tuned; None for `width` itself.
-      base_depth: the depth that was tuned; None for `depth` itself.
-      parametrization: a name, or what `optim.parametrization` returns.
-      branch_multiplier: a.
-      dtype: of the computation.
-      param_dtype: of the parameters.
-      growing: further axes that grow with width, as multiples of it.
-      fixed: further axes that do not grow, with their sizes.
-      axes: further axes, as they are.
-
-    Raises:
-      ValueError: a size is not a positive int, or a multiple of the width is not whole.
-    """
-    base_width = width if base_width is None else base_width
-    base_depth = depth if base_depth is None else base_depth
-    sizes = {
-        "width": width,
-        "depth": depth,
-        "base_width": base_width,
-        "base_depth": base_depth,
-    }
-    for name, size in {**sizes, **(fixed or {})}.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            option = _OPTIONS.get(name, name)
-            raise ValueError(f"{option}={size!r} must be a whole number, at least 1")
-    axes = {"embed": Axis(base_width, width, True), **(axes or {})}
-    for name, multiple in (growing or {}).items():
-        ends = [times_width(n, multiple, f"axis {name!r}") for n in (base_width, width)]
-        axes[name] = Axis(ends[0], ends[1], True)
-    for name, size in (fixed or {}).items():
-        axes[name] = Axis(size, size)
-    return Plan(
-        tuple(axes.items()),
-        optim.parametrization(parametrization),
-        depth / base_depth,
-        branch_multiplier,
-        dtype,
-        param_dtype,
-    )
 
 
 def times_width(width: int, multiple: float, name: str) -> int:

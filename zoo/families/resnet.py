@@ -424,22 +424,18 @@ def _check(model: ResNet, name: str) -> None:
         )
     if name != "transformers":
         return
-    first = model.stages[0].first
-    grouped = model.plan.has("group1")
-    wide = model.plan["mid1"].size != model.plan["embed"].size
-    deep = bool(model.stem_convs)
-    for is_there, what in (
-        (not model.pools, "the CIFAR stem"),
-        (deep, "a deep stem"),
-        (grouped, "grouped convolutions"),
-        (wide, "a wider inside of its blocks"),
-        (first.se is not None, "squeeze-and-excitation"),
-        (model.averages, "average pooling in shortcuts"),
-    ):
-        if is_there:
-            raise ValueError(
-                f"transformers' ResNet has not {what}; write it in timm's layout"
-            )
+    others = (
+        not model.pools or len(model.stem_convs) > 0,
+        model.averages or model.plan.has("group1"),
+        model.plan["mid1"].size != model.plan["embed"].size,
+        model.stages[0].first.se is not None,
+    )
+    if any(others):
+        raise ValueError(
+            "transformers' ResNet has only the stem 'imagenet', plain shortcuts, "
+            "convolutions of one group and of the stage's width, and no squeeze-and-"
+            "excitation; write this one in timm's layout"
+        )
 
 
 def _factor(model: ResNet, path: str) -> float:

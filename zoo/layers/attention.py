@@ -211,13 +211,12 @@ def logit_scale(plan: Plan) -> float:
     Source: Tensor Programs V, Definition 4.1; Bordelon et al., App. A.3.
 
     Examples:
-      >>> from mupax.zoo.plan import plan
-      >>> sizes = {"width": 256, "depth": 1, "base_width": 64, "base_depth": 1}
-      >>> axes = head_axes(256, 64, heads=4, head_dim=None)  # d_head from 16 to 64
-      >>> logit_scale(plan(**sizes, parametrization="mup", axes=axes))  # ¼ · 16/64
-      0.0625
-      >>> logit_scale(plan(**sizes, parametrization="sp", axes=axes))  # 1/√64
-      0.125
+      >>> def scale(name):  # d_head from 16 to 64
+      ...     options = TransformerOptions(
+      ...         width=256, depth=1, base_width=64, heads=4, parametrization=name)
+      ...     return logit_scale(options.plan(axes=options.head_axes()))
+      >>> scale("mup"), scale("sp")  # ¼ · 16/64, 1/√64
+      (0.0625, 0.125)
     """
     axis = plan["head_dim"]
     ratio = axis.size / axis.base
