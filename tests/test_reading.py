@@ -23,6 +23,7 @@ from programs import (  # noqa: F401
     libraries,
     modules,
     plain,
+    recent,
     sciences,
     sequences,
     spellings,
@@ -124,7 +125,7 @@ def test_branches_that_are_multiplied_carry_nothing_and_name_their_rule():
 
 def test_a_branch_that_ends_in_a_nonlinearity_says_what_to_multiply():
     with pytest.raises(ValueError, match=r"multiply this branch by .*\(here 0.25\)"):
-        read(network(32, 8, end=jax.nn.relu))
+        read(network(32, 8, end=jnp.tanh))
 
 
 def skips(width, depth):
@@ -409,8 +410,9 @@ def test_logits_that_nothing_can_carry_are_an_error():
     assert [s.carried for s in scales["w"].segments] == [0.5, 1, 1]
     assert carried(attention(unit, 0), X) == {}  # cosines do not grow
     assert carried(attention(jax.nn.relu, 1), X) == {}
+    assert carried(attention(jax.nn.relu, 0), X) == {"q": 0.25}
     for wrong in (
-        attention(jax.nn.relu, 0),
+        attention(jnp.tanh, 0),
         attention(rms, 0),
         attention(rms, 0.5),
     ):

@@ -129,12 +129,12 @@ class Branches:
     def _add_first(self) -> None:
         """Add the first of a stream's additions whose branch reads another value.
 
-        The line of the user's code says that a later block's addition is the same: in
+        The place in the user's code says that a later block's addition is the same: in
         a reversible network, whose two streams read each other, and where a stream
         starts as a parameter, e.g. learned latents or queries.
         """
         known = {branch.add.id for branch in self.all}
-        lines = {branch.add.line: branch for branch in self.all if branch.add.line}
+        spots = {branch.add.spot: branch for branch in self.all if branch.add.line}
         nodes = self._program.nodes
         pairs = [
             (branch, first)
@@ -142,8 +142,8 @@ class Branches:
             for first in (branch.trunk, *(nodes[i] for i in branch.inside))
         ]
         for branch, first in pairs:
-            while first.op == "add" and first.id not in known and first.line in lines:
-                like = lines[first.line]
+            while first.op == "add" and first.id not in known and first.spot in spots:
+                like = spots[first.spot]
                 at = like.add.operands[1] is like.end
                 skip, end = first.operands[1 - at], first.operands[at]
                 inside = self._only_for(end)
@@ -167,9 +167,10 @@ class Branches:
         return frozenset(kept)
 
     def _leave_out_crossing(self) -> None:
-        """Leave out skips that begin within a longer stream's branch and end beyond.
+        """Leave out single skips that begin within a stream's branch and end beyond.
 
-        An example is the first layer's values, which all layers add to theirs.
+        Examples are the first layer's values, which all layers add to theirs, and a
+        bias of attention that all layers add.
         """
         last = {b.add.id: b for b in self.all}
         number: dict[int, int] = {}  # of the additions to a stream, by its beginning
@@ -178,14 +179,21 @@ class Branches:
             like = last.get(b.trunk.id)
             own = b.add.id if like is None else begin[like.add.id]
             begin[b.add.id] = own
-            number[own] = number.get(own, 0) + 1
+            number[own] = number.get(own, 0) + (b.runs if b.trunk.op == "carry" else 1)
 
         def crosses(one: Branch, other: Branch) -> bool:
             apart = one.trunk.id in other.inside and one.add.id not in other.inside
-            longer = number[begin[one.add.id]] > number[begin[other.add.id]]
-            return apart and longer and other.add.id in one.inside
+            single = number[begin[other.add.id]] == 1 < number[begin[one.add.id]]
+            return apart and single and other.add.id in one.inside
 
-        self.all = [b for b in self.all if not any(crosses(x, b) for x in self.all)]
+        gone = [b for b in self.all if any(crosses(x, b) for x in self.all)]
+        spots = {b.add.spot for b in gone if b.add.line}
+        self.all = [
+            b
+            for b in self.all
+            if b not in gone
+            and not (b.add.spot in spots and number[begin[b.add.id]] == 1)
+        ]
 
     def _add_biases(self) -> None:
         """A bias that is added to the stream after each branch is one too."""
@@ -195,9 +203,9 @@ class Branches:
             weights = [x for x in users[0].operands if x.weight] if users else []
             if len(users) == 1 and users[0].op == "add" and weights:
                 found.append((b, users[0], weights[0]))
-        lines = [user.line for b, user, _ in found for _ in range(b.runs)]
+        spots = [user.spot for b, user, _ in found for _ in range(b.runs)]
         for b, user, weight in found:
-            if lines.count(user.line) > 1:  # not what is added to the stream once
+            if spots.count(user.spot) > 1:  # not what is added to the stream once
                 ends, inside = tuple(self._used(weight, user)), frozenset({user.id})
                 constant = ends[0].factor
                 self.all.append(
@@ -219,7 +227,8 @@ class Branches:
                 self._known = {}
                 with contextlib.suppress(Failure):
                     ends = tuple(self.ends(b.end))
-                    self.all[i] = dataclasses.replace(b, ends=ends)
+                    if not any(self.escapes(e.node, stop) for e in ends):
+                        self.all[i] = dataclasses.replace(b, ends=ends)
         self._known, self._shared = known, frozenset()
 
     def _is_shared(self, ends: Iterable[End]) -> bool:
@@ -287,7 +296,7 @@ class Branches:
                 inside = self.between(start, end)
                 if inside and self._kernels(inside):
                     simple = not any(x.add.id in inside for x in self.all)
-                    if node.op == "sub" and not (simple and self.goes_on(node)):
+                    if node.op == "sub" and not (simple and self._is_stream(node)):
                         continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
                     return self._made(node, start, end, inside, factor)
@@ -328,6 +337,11 @@ class Branches:
             at, constant = self._inner_step(at, constant)
         for start in (*self._same_stream(trunk), *self._gated(trunk, end)):
             yield start, trunk, factor
+
+    def _is_stream(self, node: Node) -> bool:
+        """Whether kernels follow a value, or followed that of an earlier layer."""
+        same = node.line and any(b.add.spot == node.spot for b in self.all)
+        return bool(same) or self.goes_on(node)
 
     def goes_on(self, node: Node) -> bool:
         """Whether a value is followed by further kernels."""
@@ -517,7 +531,7 @@ class Branches:
         elif node.op == "select_n":
             mask, *cases = node.operands
             operands = [self._kept(mask, x) for x in cases]
-        elif node.op in MOVES or node.op in _LINEAR:
+        elif node.op in MOVES or node.op in _LINEAR or _is_homogeneous(node):
             operands = node.operands
         else:
             raise Failure(node)
@@ -562,8 +576,11 @@ class Branches:
                 return self.ends(x, y.value)
             if x.weight and y.data:
                 inner, unit = self.inner(y), self.unit(y)
-                ends = self._used(x, node, inner)
-                if not self._is_shared(ends):
+                ends = []
+                # A gain may be no multiple of parameters, e.g. their cosine.
+                with contextlib.suppress(*[Failure] * (node.op == "mul")):
+                    ends = self._used(x, node, inner)
+                if ends and not self._is_shared(ends):
                     return [dataclasses.replace(e, unit=unit) for e in ends]
             if not (y.data or y.weight) and node.op in ("mul", "div"):
                 if node.data:
@@ -757,6 +774,12 @@ class Branches:
 def place(branch: Branch) -> int:
     """Where a branch is added, as a number."""
     return branch.add.id
+
+
+def _is_homogeneous(node: Node) -> bool:
+    """Whether a positive factor of the operand is one of the result, as in ReLU."""
+    relu = node.op == "max" and any(x.value == 0 for x in node.operands)
+    return relu or node.op == "abs"
 
 
 def _root_mean_square(node: Node) -> float:

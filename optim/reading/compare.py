@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
@@ -27,6 +27,7 @@ from .segments import segmented
 from .sums import Sum, Sums
 from .totals import Totals
 
+T = TypeVar("T")
 _ALIKE = 0.01  # constants count as equal if their logarithms differ by less
 
 
@@ -496,13 +497,15 @@ class Comparison:
         point: Parametrization | None,
     ) -> Parametrization | None:
         """Check the branches' constants, and carry them where there are none."""
-        ratios = []
-        for branch, like in self._twins(counted):
-            ratios.append(1.0)
+        ratios, pairs = [], self._twins(counted)
+        for (branch, like), ratio in zip(
+            pairs, self._branch_ratios(pairs), strict=True
+        ):
+            own, of_kernels = 1.0, False
             if like:
-                own, of_kernels = self._of_widths(branch, like, depth, point)
+                own, of_kernels = self._of_widths(branch, like, ratio, depth, point)
                 self._check_ends_agree(branch, like, own if of_kernels else 1.0)
-                ratios[-1] = branch.constant / like.constant / own
+            ratios.append(ratio / own)
         if depth == 1:
             for branch, ratio in zip(counted, ratios, strict=True):
                 if not _alike(ratio, 1):
@@ -534,6 +537,30 @@ class Comparison:
             self._carry(branch, point, expected)
         return point
 
+    def _branch_ratios(self, pairs: list[tuple[Branch, Branch | None]]) -> list[float]:
+        """The constants of branches over those of the base's branches."""
+        small: dict[Any, list[float]] = {}
+        for b in self._outermost(self.small.branches.all):
+            if b.constant:
+                small.setdefault(self._likeness(self.small, b), []).append(b.constant)
+        ratios = [b.constant / like.constant if like else 1.0 for b, like in pairs]
+        places: dict[Any, list[int]] = {}
+        for i, (branch, like) in enumerate(pairs):
+            if like:
+                key = self._likeness(self.large, branch)
+                places.setdefault(key, []).append(i)
+        for key in places.keys() & small.keys():
+            now = [pairs[i][0].constant for i in places[key]]
+            level = _level(now, small[key], lambda a, b: a / b)
+            for i, ratio in zip(places[key], level, strict=True):
+                ratios[i] = ratio
+        return ratios
+
+    def _likeness(self, model: _Model, branch: Branch) -> tuple[Any, ...]:
+        """What a branch has in common with those of other layers."""
+        names = frozenset(map(self._opened, self._paths(model, branch)))
+        return branch.add.spot, names
+
     def _ends(self, branch: Branch) -> set[str]:
         return {self.large.path(end) for end in branch.ends}
 
@@ -541,6 +568,7 @@ class Comparison:
         self,
         branch: Branch,
         like: Branch,
+        ratio: float,
         depth: float,
         point: Parametrization | None,
     ) -> tuple[float, bool]:
@@ -553,7 +581,6 @@ class Comparison:
         Returns:
           The part, and whether it is that of the kernels which end the branch.
         """
-        ratio = branch.constant / like.constant
         points = [point] if point else map(parametrization, ("depth_mup", "completep"))
         wanted = [1.0, *(depth**-p.alpha for p in points)] if depth != 1 else [1.0]
         sums = self._sums_before(branch, like)
@@ -655,7 +682,7 @@ class Comparison:
         for branch in self.large.branches.all:
             twins = {self.twin[p] for p in self._paths(self.large, branch)}
             like = [b for b, paths in small if paths & twins and b.constant]
-            same = [b for b in like if b.add.line == branch.add.line] or like
+            same = [b for b in like if b.add.spot == branch.add.spot] or like
             key = tuple(b.add.id for b in same)
             at = number[key] = number.get(key, -1) + 1
             if branch in counted:
@@ -738,21 +765,23 @@ class Comparison:
         before: dict[Any, list[Sum]] = {}
         for each in self.small.sums.all:
             before.setdefault(self._key(self.small, each), []).append(each)
-        count: dict[Any, int] = {}
-        growing, lacking = [], []
+        after: dict[Any, list[Sum]] = {}
         for each in self.large.sums.all:
-            key = self._key(self.large, each)
-            count[key] = number = count.get(key, -1) + 1
-            if key not in before:
+            after.setdefault(self._key(self.large, each), []).append(each)
+        growing, lacking = [], []
+        for key, now in after.items():
+            then = before.get(key, [])
+            if len({x.size for x in (*now, *then)}) < 2 or not then:
                 continue
-            then = before[key][number % len(before[key])]
-            if each.size == then.size:
-                continue
-            wanted = self._lacks(each, then)
-            if not _alike(wanted, 1):
-                lacking.append((each, wanted, each.size / then.size))
-            if not _alike(wanted, 1) or len(set(each.sides)) > 1:
-                growing.append(each)
+            for i, wanted in enumerate(_level(now, then, self._lacks)):
+                each, growth = now[i], now[i].size / then[i % len(then)].size
+                if growth == 1:
+                    continue
+                if not _alike(wanted, 1):
+                    lacking.append((each, wanted, growth))
+                if not _alike(wanted, 1) or len(set(each.sides)) > 1:
+                    growing.append(each)
+        lacking.sort(key=lambda each: each[0].node.id)
         carried: set[int] = set()
         for each, wanted, growth in lacking:
             if each.node.id not in carried:
@@ -834,7 +863,7 @@ class Comparison:
     def _key(self, model: _Model, of: Sum) -> tuple[Any, ...]:
         """What the same sum in another model has in common."""
         return (
-            of.node.line,
+            of.node.spot,
             of.node.op,
             tuple(
                 tuple(sorted(self._opened(p) for p in self._sources(model, x)))
@@ -865,23 +894,45 @@ class Comparison:
         known = {self.large.path(e) for b in every for e in b.ends}
         for each in sums:
             known |= self._all_params(each)
-        for path, scale in self._found.items():
-            role, before = self.large.roles[path], self.small.roles[self.twin[path]]
-            if role is None or before is None or role.node is None or path in known:
-                continue
-            if before.node is None:
+        ratios = self._layer_ratios()
+        for path, ratio in ratios.items():
+            scale, role = self._found[path], self.large.roles[path]
+            assert role is not None
+            if path in known:
                 continue
             if role.tied:
                 self._follow_tied(path)
                 continue
             if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
                 continue
-            ratio = self._ratio(role.node, before.node)
             if self.large.sums.is_scale_free(self._param(path)):
                 self._check_norm(path, role, ratio)  # weight normalization
                 continue
             if not _alike(ratio, 1):
                 self._multiply(path, 1 / ratio)
+
+    def _layer_ratios(self) -> dict[str, float]:
+        """The constants on each parameter's layer, over those in the base."""
+        small, large = self._kinds(self.small), self._kinds(self.large)
+        found: dict[str, float] = {}
+        for (name, shapes), now in large.items():
+            then = small.get((name, shapes[:1]))
+            if then:
+                one, other = ([node for _, node in x] for x in (now, then))
+                level = _level(one, other, self._ratio)
+                found |= dict(zip([path for path, _ in now], level, strict=True))
+        return found
+
+    def _kinds(self, model: _Model) -> dict[Any, list[tuple[str, Node]]]:
+        """The layers of parameters of the same name and shape, in their order."""
+        found: dict[Any, list[tuple[str, Node]]] = {}
+        for role in sorted(filter(None, model.roles.values()), key=lambda x: x.at):
+            if role.node is not None:
+                own = (model.reading.leaves[role.path].shape,)
+                shapes = own if model is self.small else self._shapes[role.path]
+                kind = self._opened(role.path), shapes
+                found.setdefault(kind, []).append((role.path, role.node))
+        return found
 
     def _check_norm(self, path: str, role: Found, ratio: float) -> None:
         """Raise a `ValueError` if a kernel's norm is also over outputs that grow."""
@@ -961,3 +1012,25 @@ class Comparison:
 
 def _alike(one: float, other: float) -> bool:
     return one > 0 and other > 0 and abs(math.log(one / other)) < _ALIKE
+
+
+def _level(
+    now: Sequence[T], then: Sequence[T], ratio: Callable[[T, T], float]
+) -> list[float]:
+    """The ratio of each layer of the target to its counterpart in the base.
+
+    A constant may depend on the number of the layer, e.g. 1 / sqrt(1 + i). Then the
+    layers with the same number are counterparts, and those beyond are like them.
+
+    Args:
+      now, then: what corresponds to each other, in the order of the layers.
+      ratio: that of a constant of the target to one of the base.
+    """
+    each = [ratio(x, then[i % len(then)]) for i, x in enumerate(now)]
+    first = each[: len(then)]
+    varies = any(not _alike(ratio(now[0], x), first[0]) for x in then)
+    if not varies or all(_alike(x, first[i % len(then)]) for i, x in enumerate(each)):
+        return each
+    if all(_alike(x, first[0]) for x in first):
+        return [first[0]] * len(now)
+    return [ratio(now[-1], then[-1])] * len(now)  # it depends on the share of layers

@@ -117,7 +117,13 @@ class Node:
     @property
     def line(self) -> str:
         """File and line of the user's code, e.g. "model.py:31"; "" if unknown."""
-        return next(filter(None, map(line_of, self.source)), "")
+        return self.spot[0]
+
+    @property
+    def spot(self) -> tuple[str, int]:
+        """Its line, and the place of the operation within the compiled function."""
+        spots = map(spot_of, self.source)
+        return next((spot for spot in spots if spot[0]), ("", 0))
 
     @property
     def backward(self) -> bool:
@@ -160,16 +166,21 @@ _LIBRARIES = ("/jax/", "/flax/", "/equinox/", "/haiku/", "/optax/", "/haliax/")
 _OURS = str(pathlib.Path(__file__).parent)
 
 
-def line_of(source: Any) -> str:
-    """File and line of the innermost frame outside of JAX and the model libraries."""
+def spot_of(source: Any) -> tuple[str, int]:
+    """File and line of the innermost frame outside of JAX and the model libraries.
+
+    And the index of the frame's instruction, which tells operations of a line apart.
+    """
     trace = getattr(source, "traceback", None)
-    first = ""
-    for frame in () if trace is None else trace.frames:
+    if trace is None:
+        return "", 0
+    first = "", 0
+    for frame, place in zip(trace.frames, trace.raw_frames()[1], strict=True):
         name = frame.file_name
         if "/jax/_src/" in name or name.startswith((_OURS, "<frozen")):
             continue
-        at = f"{name.rpartition('/')[2]}:{frame.line_num}"
-        first = first or at
+        at = f"{name.rpartition('/')[2]}:{frame.line_num}", place
+        first = first if first[0] else at
         if "/site-packages/" not in name or not any(x in name for x in _LIBRARIES):
             return at
     return first
@@ -609,8 +620,16 @@ class Program:
         return [self._new("last", [end], end.shape) for _, end in results]
 
     def _leave_out_unused(self) -> None:
-        """Keep what results depend on, and parameters that are used nowhere else."""
+        """Keep what results depend on, and parameters that are used nowhere else.
+
+        Also the last addition to a stream of which only another result is read.
+        """
         used = {id(x) for x in self.outputs}
+        self._add_sources(used)
+        sums = [node for node in self.nodes if node.op in ("add", "sub") and node.shape]
+        dead = [node for node in sums if id(node) not in used]
+        spots = {x.spot for x in sums if id(x) in used and dead}
+        used |= {id(x) for x in dead if x.spot in spots}
         self._add_sources(used)
         alone = {id(x) for x in self.params} - used
         for node in self.nodes:

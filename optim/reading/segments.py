@@ -9,7 +9,6 @@ import jax
 
 from ..rules.roles import ParamScale, param_scale
 from ..scales.declare import Declarations
-from ..scales.paths import open_numbers
 from .axes import Axes
 from .branches import Branches
 from .joints import Cut, Segmented, Through, reshaped, starts_of
@@ -41,10 +40,8 @@ def segmented(
       The readings, and what joins the segments' scales.
     """
     found = [_ways(reading) for reading in (large, *others)]
-    twins = []
-    for reading in others:
-        pairing = Pairing(large.leaves, reading.leaves)
-        twins.append({path: pairing.twin(path) for path in large.leaves})
+    pairings = [Pairing(large.leaves, reading.leaves) for reading in others]
+    twins = [{path: p.twin(path) for path in large.leaves} for p in pairings]
     kept: list[dict[str, ByAxis]] = [{} for _ in found]
     for path in found[0]:
         told = given.axes(path, large.leaves[path].shape)
@@ -54,13 +51,14 @@ def segmented(
             for keep, name, cut in zip(kept, names, _agreed(each), strict=True):
                 if cut:
                     keep[name] = cut
-    for keep, ways in zip(kept[1:], found[1:], strict=True):
+    for i, (keep, reading) in enumerate(zip(kept[1:], others, strict=True)):
         # Blocks of the base beside the first of their kind.
-        like = {open_numbers(name): name for name in keep}
-        for name in ways.keys() - keep.keys():
-            twin = like.get(open_numbers(name))
-            if twin is not None and ways[name] == ways[twin]:
-                keep[name] = keep[twin]
+        opened, paired = pairings[i].opened, set(twins[i].values())
+        kinds = {n: (opened(n), x.shape) for n, x in reading.leaves.items()}
+        like = {kinds[name]: cut for name, cut in keep.items()}
+        for name in kinds.keys() - paired:
+            if kinds[name] in like:
+                keep[name] = like[kinds[name]]
     readings = [
         _cut(r, k) if k or _joins_kernels(r) else r
         for r, k in zip((large, *others), kept, strict=True)

@@ -48,7 +48,7 @@ class Sums:
     def constant(self, of: Sum) -> float | None:
         """The constant that multiplies the sum; None if its scale has no effect."""
         result = self._matters(of.node)
-        if any(self._matters(side) is None for side in of.sides):
+        if any(self._matters(x) is None for x in (self._total(of.node), *of.sides)):
             return None
         return result
 
@@ -59,6 +59,17 @@ class Sums:
             of.node, self._axes.uses, {*self._outputs, node.id}, self._is_layer
         )
         return whole / before if whole and before else 1.0
+
+    def _total(self, node: Node) -> Node:
+        """The sum of a term and others, e.g. the distance of which it is one square."""
+        while len(users := self._axes.uses(node)) == 1:
+            user = users[0]
+            if user.op not in ("add", "sub", "neg", *MOVES):
+                factor = user.op == "mul" and user.operands[1].value is not None
+                if not factor:
+                    break
+            node = user
+        return node
 
     def is_scale_free(self, node: Node) -> bool:
         """Whether multiplying a value by a constant changes no result."""

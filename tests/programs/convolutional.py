@@ -316,7 +316,7 @@ def wavenet_whose_skips_end_in_a_nonlinearity(n, L, remedy=False):
         total = 0.0
         for i, w in enumerate(blocks):
             z = gated(x, w, 2**i)
-            total = total + each * jax.nn.relu(conv(z, w["skip"]) + w["sb"])
+            total = total + each * jnp.tanh(conv(z, w["skip"]) + w["sb"])
             x = x + each * conv(z, w["res"])
         return total
 

@@ -370,12 +370,8 @@ def stacked_lstm_layers_of_equal_number(n):
     return p, S, call
 
 
-@program(
-    {**ENDS, r"b/\d/(h|t)": "Hb", r"b/\d/tb": "Vb"},
-    deep=True,
-    asks=r"does not end in .* in 'max' \(sequences.py:\d+\); multiply this branch by",
-)
-def highway_layers(n, L, remedy=False):
+@program({**ENDS, r"b/\d/h": "He", r"b/\d/t": "Hb", r"b/\d/tb": "Vb"}, deep=True)
+def highway_layers(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
     p |= {"b": layers(L, h=(n, n), t=(n, n), tb=(n,))}
 
@@ -383,9 +379,7 @@ def highway_layers(n, L, remedy=False):
         x = x @ p["in"]
         for w in p["b"]:
             t = jax.nn.sigmoid(x @ w["t"] + w["tb"])
-            f = t * jax.nn.relu(x @ w["h"])
-            f = (L / 2) ** -0.5 * f if remedy else f
-            x = f + (1 - t) * x
+            x = t * jax.nn.relu(x @ w["h"]) + (1 - t) * x
         return x @ p["out"]
 
     return p, X, call
