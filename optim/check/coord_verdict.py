@@ -36,8 +36,8 @@ class CoordCheck:
     - ok: the interval overlaps ±`tolerance` and lies within ±¼. Exponents are multiples
       of ½, so only zero remains.
     - wrong: the interval, widened for the number of layers, lies beyond ±¼, and so does
-      the slope between the two largest sizes (beyond ±½ if slopes fade from small to
-      large sizes); or the layer diverged.
+      the slope between the two largest sizes, with its own interval (beyond ±½ if
+      slopes fade from small to large sizes); or the layer diverged.
     - unclear: neither. More seeds narrow the interval. Larger sizes remove effects of
       small models, and help where the interval is narrow, e.g. +0.18 ± 0.01.
 
@@ -344,6 +344,7 @@ class Fit(NamedTuple):
       steady: the standard errors, pooled with those of the other layers; infinite if
         they are not known.
       heads, tails: slopes between the two smallest and the two largest sizes.
+      lowest: |tails| less half of their own 90 % interval.
       moves: the steps that are judged: those after which the layer has changed at any
         size. Before a readout of zeros, no layer changes in the first step.
       diverged: whether a change is not finite.
@@ -355,6 +356,7 @@ class Fit(NamedTuple):
     steady: np.ndarray
     heads: np.ndarray
     tails: np.ndarray
+    lowest: np.ndarray
     moves: np.ndarray
     diverged: bool
     freedom: int
@@ -383,7 +385,7 @@ class Fit(NamedTuple):
         # A slope that fades with size is a correction of small models, not an exponent.
         lasts = tails > np.clip(0.8 * heads, edge, max(edge, 0.5))
         beyond = np.abs(self.slopes) - self.half_widths(chance) > edge
-        return np.logical_and(lasts, beyond)
+        return np.logical_and(lasts & (self.lowest > edge), beyond)
 
 
 def _fit_layers(
@@ -397,10 +399,12 @@ def _fit_layers(
     with np.errstate(invalid="ignore"):
         each = np.tensordot(centred, y, (0, 1)) / (centred**2).sum()
         local = np.diff(y, axis=1) / np.diff(x)[:, None, None]
-        errors = np.full(each.shape[:-1], np.nan)
-        if seeds > 1:
-            errors = each.std(-1, ddof=1) / seeds**0.5
         slopes, heads, tails = (s.mean(-1) for s in (each, local[:, 0], local[:, -1]))
+        errors, lowest = np.full(slopes.shape, np.nan), np.abs(tails)
+        if seeds > 1:
+            both = each, local[:, -1]
+            errors, spread = (s.std(-1, ddof=1) / seeds**0.5 for s in both)
+            lowest -= special.stdtrit(seeds - 1, 1 - _INTERVAL) * spread
     freedom, known = seeds - 1 + _PRIOR, np.isfinite(errors)
     usual = np.median(errors[known]) if known.any() else np.inf
     squares = ((seeds - 1) * errors**2 + _PRIOR * usual**2) / freedom
@@ -414,6 +418,7 @@ def _fit_layers(
             steady[i],
             heads[i],
             tails[i],
+            lowest[i],
             moves[i],
             not np.all(np.isfinite(change)),
             freedom,
