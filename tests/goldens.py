@@ -9,7 +9,7 @@ import safetensors.numpy
 from flax import nnx
 
 from mupax.zoo.registry import record_of
-from mupax.zoo.weights import foreign
+from mupax.zoo.weights import foreign, saving
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -97,6 +97,18 @@ def check_gradients(
         assert off < tolerance * size, (path, layer)
     fused = {s.key for s in foreign.layout(model, weights).values() if s.part}
     assert not any(theirs[key].any() for key in theirs.keys() - fused)
+
+
+def drawn(model: nnx.Module) -> nnx.Module:
+    """An abstract model with random values, biases included."""
+    random = np.random.default_rng(0)
+    values = {
+        path: 0.3 * random.normal(size=array.shape).astype(np.float32)
+        for path, array in saving.arrays_of(model).items()
+    }
+    exact = {k: np.exp(v) if k.endswith("/var") else v for k, v in values.items()}
+    saving.fill(model, exact)
+    return model
 
 
 # What is run once compiles longer than it runs.

@@ -19,13 +19,6 @@ from mupax.experiments import cli
 from mupax.zoo.weights import foreign, saving
 
 # Golden file: the model, its options, the layout, the ending of the file.
-MORE = [pytest.mark.long]
-QUICK = {
-    ("vit_token", "depth_mup"),
-    ("vit_token", "sp"),
-    ("gpt2", "mean_field"),
-    ("resnet_basic", "ntk"),
-}
 CASES = {
     "vit_token": ("vit", VIT, "timm", ".safetensors"),
     "vit_mean": ("vit", {**VIT, "pool": "mean"}, "timm", ".safetensors"),
@@ -196,39 +189,6 @@ def test_a_new_head_of_a_directory_is_drawn_from_the_seed(ours, tmp_path):
         heads.append(np.asarray(saving.arrays_of(model)["readout/kernel"]))
     assert heads[0].shape == (24, 3)
     assert (heads[0] != heads[1]).any()
-
-
-@pytest.mark.parametrize(
-    ("name", "parametrization"),
-    [
-        # Each model and each parametrization once, and the rest where there is time.
-        pytest.param(name, point, marks=() if (name, point) in QUICK else MORE)
-        for name in ("vit_token", "gpt2", "resnet_basic")
-        for point in ("depth_mup", "mean_field", "ntk", "sp")
-    ],
-)
-def test_multipliers_go_into_the_weights_of_other_libraries(name, parametrization):
-    """A model above its base computes the same when a plain network reads it."""
-    kind, options, _, _ = CASES[name]
-    if kind == "resnet18":
-        options = {**options, "depth": 2, "blocks": (1, 1, 1, 1)}
-    base = {"base_width": options["width"] // 2, "base_depth": 1}
-    scaled = zoo.create(
-        kind,
-        **options,
-        **base,
-        branch_multiplier=0.5,
-        parametrization=parametrization,
-        rngs=nnx.Rngs(0),
-    )
-    plain = zoo.create(kind, **options, parametrization="sp", rngs=nnx.Rngs(1))
-    assert foreign.factors(scaled)
-    assert not foreign.factors(plain)
-    foreign.fill(plain, foreign.export(scaled))
-    x = inputs(name)
-    logits = forward(scaled, x)
-    tolerance = 2e-6 * np.abs(logits).max()
-    np.testing.assert_allclose(forward(plain, x), logits, rtol=0, atol=tolerance)
 
 
 def test_a_pretrained_model_computes_the_same_whatever_its_base():

@@ -139,24 +139,6 @@ def check_gradients(case):
     goldens.check_gradients(gradient, model, case, IN_DOUBLE, least=1e-9)
 
 
-@pytest.mark.parametrize(
-    "case", ["resnet_d_se", "hf_convnext", "hf_convnextv2", "efficientnet"]
-)
-def test_a_grown_network_is_exported_with_its_multipliers(case):
-    """Its branches are multiplied by 1/2, of which the gates must see nothing."""
-    name, options = CASES[case]
-    # At half the width, the squeeze would be half a channel.
-    base = {} if "squeeze" in options else {"base_width": options["width"] // 2}
-    grown = loaded(case, **base, branch_multiplier=0.5)
-    assert grown.plan.branch == 0.5
-    grown.eval()
-    plain = abstract(name, options)
-    foreign.fill(plain, foreign.export(grown))
-    plain.eval()
-    x = images(case)
-    assert apart(logits(plain, x), np.asarray(logits(grown, x))) < TOLERANCE
-
-
 # The rules.
 
 GROWN = {

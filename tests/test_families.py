@@ -8,9 +8,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from goldens import apart, drawn
 
 from mupax import optim, zoo
 from mupax.zoo import registry
+from mupax.zoo.weights import foreign, saving
 from mupax.zoo.weights.architectures import timm_architecture
 
 IMAGES = {"width": 8, "depth": 1, "input_shape": (8, 8, 3), "out_features": 3}
@@ -165,6 +167,60 @@ def test_a_gauge_changes_no_output_and_no_step(name):
     for plain, moved in zip(*results, strict=True):
         np.testing.assert_allclose(plain, moved, rtol=1e-3, atol=1e-4)
     assert np.abs(results[0][0] - results[0][1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_saved_model_comes_back_by_its_directory_alone(name, tmp_path):
+    model = registry.abstract(name, **SMALL[name])
+    zeros = {k: np.zeros(a.shape) for k, a in saving.arrays_of(model).items()}
+    saving.fill(model, zeros)
+    again = zoo.load_pretrained(saving.save(model, tmp_path / "it"))
+    assert again.plan == model.plan
+    assert saving.arrays_of(again).keys() == saving.arrays_of(model).keys()
+
+
+DINOV3 = {"rotary": True, "position": False, "key_bias": False, "registers": 2}
+# Options that multiply something more, or that have names of their own elsewhere.
+EXPORTED = [
+    *((name, {}) for name in SMALL if name not in ("mlp", "resmlp", "cnn")),
+    ("resnet18", {"shortcut": "average", "stem": "deep"}),
+    ("convnext_tiny", {"grn": False}),
+    ("vit", {"layer_scale": 1e-2}),
+    ("vit", {"registers": 2, "class_position": False}),
+    ("vit", {"pre_norm": True, "patch_bias": False, "nonlinearity": "quick_gelu"}),
+    ("vit", {"pool": "attention"}),
+    ("vit", {"gated": True, "nonlinearity": "silu", "layer_scale": 1.0}),
+    ("vit", DINOV3),
+    ("llama", {"experts": 0, "balance": 0.01, "queries_per_key": 2}),
+    ("llama", {"experts": 0, "balance": 0.01, "qk_norm": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "point"),
+    [
+        *((name, options, "completep") for name, options in EXPORTED),
+        *(
+            pytest.param(name, {}, point, marks=pytest.mark.long)
+            for name in ("resnet18", "vit", "gpt")
+            for point in ("depth_mup", "mean_field", "ntk", "sp")
+        ),
+    ],
+    ids=str,
+)
+def test_a_grown_model_is_exported_with_its_multipliers(name, options, point):
+    """A plain network that reads its file computes the same."""
+    options = {**SMALL[name], **options, "width": 16, "depth": 2}
+    base = {"base_width": 8, "base_depth": 1, "branch_multiplier": 0.5}
+    grown = drawn(registry.abstract(name, **options, **base, parametrization=point))
+    plain = registry.abstract(name, **options, parametrization="sp")
+    assert foreign.factors(grown)
+    assert not foreign.factors(plain)
+    foreign.fill(plain, foreign.export(grown))
+    x = inputs(name)
+    for model in (grown, plain):
+        model.eval()
+    assert apart(plain(x), grown(x)) < 1e-5
 
 
 def test_seeds_are_a_vmap_axis():

@@ -57,19 +57,6 @@ def test_logits_gradients_and_exported_weights_are_those_of_transformers(
     check_gradients(gradients, model, kind, TOLERANCE)
 
 
-@pytest.mark.parametrize("more", [{}, {"qk_norm": True}, {"experts": 4}], ids=str)
-def test_a_grown_model_is_exported_with_its_multipliers(more):
-    """Heads grow in size, so that the scale of the logits has to be written too."""
-    options = {"head_dim": None, "heads": 2, "queries_per_key": 2, **more}
-    grown = tiny(base_width=8, base_depth=1, **options)
-    written = foreign.export(grown)
-    plain = tiny(1, **options)
-    foreign.fill(plain, written)
-    assert plain.plan.branch == 1
-    assert grown.plan.branch < 1
-    assert apart(plain(TOKENS), grown(TOKENS)) < TOLERANCE
-
-
 def test_weights_in_bfloat16_are_read(tmp_path):
     weights, data = golden("smollm")
     half = {k: np.asarray(jnp.asarray(v, jnp.bfloat16)) for k, v in weights.items()}

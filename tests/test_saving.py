@@ -35,25 +35,6 @@ def files(directory: pathlib.Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        *(("mlp", {"width": 8, "depth": 1}), ("resnet18", {})),
-        *(("vit", {"heads": 1}), ("gpt", {"head_dim": 8}), ("llama", {"head_dim": 8})),
-    ],
-)
-def test_a_saved_model_with_default_options_loads(name, sizes, tmp_path):
-    """Of resnet18 no option is saved but `parametrization`."""
-    if name in ("vit", "gpt", "llama"):
-        sizes = {**sizes, "width": 8, "depth": 1}
-    model = registry.abstract(name, **sizes)
-    zeros = {k: np.zeros(a.shape) for k, a in saving.arrays_of(model).items()}
-    saving.fill(model, zeros)
-    again = zoo.load_pretrained(saving.save(model, tmp_path / "it"))
-    assert again.plan == model.plan
-    assert saving.arrays_of(again).keys() == saving.arrays_of(model).keys()
-
-
 def test_loading_compiles_no_initial_values(saved, monkeypatch):
     monkeypatch.setattr(registry, "_program", None)
     assert saving.load(saved)(jnp.array(X)).shape == (2, 10)
