@@ -79,7 +79,8 @@ def run(
                 target, trained_in, directory / "model", command, console
             )
         except Diverged as error:
-            data = dataclasses.replace(swept, trained=_diverged(target, trained_in))
+            shown = _shown(target, trained_in, directory)
+            data = dataclasses.replace(swept, trained=shown)
             page = report.write_report(data, directory)
             size, base = space.sizes_of(tuned_target), parsed.sizes
             raise Diverged(
@@ -90,7 +91,7 @@ def run(
                 f"{base.width} --config.base_depth={base.depth} and a lower "
                 "--config.learning_rate"
             ) from None
-        shown = _shown(target, trained, directory)
+        shown = _shown(target, trained_in, directory, trained)
         compared = [
             _baseline(key, parsed, tuned_target, directory, command, console)
             for key in parsed.compare
@@ -157,14 +158,14 @@ def _baseline(
     prepared = prepare(_baseline_config(key, config, target))
     folder = directory / "baselines" / key
     console.print(f"baseline {key}:", highlight=False)
+    trained = None
     try:
         trained = commands.train_in(
             prepared, folder, folder / "model", command, console
         )
     except Diverged as error:  # the report shows diverged baselines too
         console.print(str(error), highlight=False, markup=False)
-        return dataclasses.replace(_diverged(prepared, folder), baseline=key)
-    return dataclasses.replace(_shown(prepared, trained, directory), baseline=key)
+    return _shown(prepared, folder, directory, trained, key)
 
 
 def _baseline_config(key: str, config: SweepConfig, target: RunConfig) -> RunConfig:
@@ -173,33 +174,29 @@ def _baseline_config(key: str, config: SweepConfig, target: RunConfig) -> RunCon
     return dataclasses.replace(target, parametrization=config.parametrizations[key])
 
 
-def _diverged(prepared: PreparedRun, folder: pathlib.Path) -> report.Trained:
-    """A diverged run as the report shows it."""
-    return report.Trained(
-        sizes=space.sizes_of(prepared.config),
-        learning_rate=prepared.config.learning_rate,
-        parameters=prepared.program.parameters,
-        train_loss=None,
-        test_accuracy=None,
-        evals=records.evals_of(records.read(folder)),
-        checkpoint="",
-        seconds=0.0,
-    )
-
-
 def _shown(
-    prepared: PreparedRun, trained: TrainResult, directory: pathlib.Path
+    prepared: PreparedRun,
+    folder: pathlib.Path,
+    directory: pathlib.Path,
+    trained: TrainResult | None = None,
+    baseline: str | None = None,
 ) -> report.Trained:
-    """A trained run as the report shows it."""
+    """A run as the report shows it; `trained` is None if it diverged."""
+    results: dict[str, Any] = {}
+    if trained is not None:
+        results = {
+            "train_loss": trained.train_loss,
+            "test_accuracy": trained.test_accuracy,
+            "checkpoint": _below(directory, trained),
+            "seconds": trained.seconds,
+        }
     return report.Trained(
         sizes=space.sizes_of(prepared.config),
         learning_rate=prepared.config.learning_rate,
         parameters=prepared.program.parameters,
-        train_loss=trained.train_loss,
-        test_accuracy=trained.test_accuracy,
-        evals=trained.evals,
-        checkpoint=_below(directory, trained),
-        seconds=trained.seconds,
+        evals=records.evals_of(records.read(folder)),
+        baseline=baseline,
+        **results,
     )
 
 

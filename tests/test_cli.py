@@ -129,13 +129,6 @@ def test_an_unknown_config_key_is_named(capsys, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_an_unknown_flag_is_named(capsys):
-    assert "wrokdir" in refused(capsys, "transfer", *TOY, "--wrokdir=x")
-    said = refused(capsys, "sweep", *TOY, "--halving=2")  # a flag of earlier versions
-    assert "there is no flag --halving=2; see mupax sweep --help" in said
-    assert said.count("\n") == 1
-
-
 def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):
     said = refused(capsys, "transfer", *TOY, "--config.nope=3")
     assert said.endswith("no key 'nope'; docs/reference/config.md lists all keys\n")

@@ -361,13 +361,6 @@ def test_any_command_line_is_done_or_refused_in_one_sentence(closed_doors, words
     check_line(words)
 
 
-@pytest.mark.long
-@hypothesis.settings(max_examples=1000)
-@hypothesis.given(line)
-def test_1000_command_lines_are_done_or_refused_in_one_sentence(closed_doors, words):
-    check_line(words)
-
-
 def test_the_directory_of_another_command_is_named(tmp_path):
     with workdir.claim(tmp_path / "run", {"seed": 0, "sweep": {}, "target": {}}):
         pass

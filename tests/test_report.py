@@ -238,8 +238,8 @@ def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
     body = html[html.index("<main>") :]
     said = (
         "Whether the learning rate transfers across depth and width is not certain: "
-        "with that of a small network, one 100 times larger is better: 97.2% test "
-        "accuracy instead of 94.4%; without mupax's scaling, 10.0%."
+        "with that of a small network, a network 100 times larger is better: 97.2% "
+        "test accuracy instead of 94.4%; without mupax's scaling, 10.0%."
     )
     assert body.index("<img") < body.index("<h1>")
     assert Reader(body[: body.index("<h1>")]).text.strip() == ""
@@ -260,7 +260,7 @@ def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
             "is better: 97.2% test accuracy instead of div",
         ),
         ({"sp": {"train_loss": None}}, "; without mupax's scaling, divergence."),
-        ({"target": {"train_loss": None}}, "one 100 times larger diverges."),
+        ({"target": {"train_loss": None}}, "a network 100 times larger diverges."),
     ],
 )
 def test_the_opening_says_what_the_numbers_say(changes, said):
@@ -270,7 +270,7 @@ def test_the_opening_says_what_the_numbers_say(changes, said):
 @pytest.mark.parametrize(
     ("shift", "said"),
     [
-        (0.0, "The learning rate transfers: with that of a small network, one 100 "),
+        (0.0, "The learning rate transfers: with that of a small network, a netw"),
         (-0.75, "The learning rate does not transfer across depth: with that of a "),
     ],
 )

@@ -205,8 +205,7 @@ import functools
 import jax, jax.numpy as jnp, numpy as np, optax
 from flax import nnx
 
-SCALE = 1.0
-CONFIG = {"power": 2.0, "layers": {"bias": 0.5}}
+CONFIG = {"layers": {"bias": 0.5}}
 TABLE = np.zeros((300, 300), np.float32)
 
 class Block(nnx.Module):
@@ -230,37 +229,23 @@ def make_model(key, width, depth):
     model.w[...] = initial(model.w[...])
     return model
 
-def target(x):
-    return jnp.full_like(x, 1.0)
-
 def make_optimizer(model, width, depth, learning_rate):
     return optax.sgd(learning_rate, momentum=CONFIG.get("momentum"))
 
 def loss(model, batch):
-    out = SCALE * move(model(batch)) + CONFIG["layers"]["bias"] + TABLE[7, 7:9].mean()
-    return jnp.mean(jnp.abs(out - target(out)) ** CONFIG["power"]) + TABLE.sum()
+    out = move(model(batch)) + CONFIG["layers"]["bias"] + TABLE[7, 7:9].mean()
+    return jnp.mean((out - 1) ** 2) + TABLE.sum()
 """
 
 EDITS = {
-    "a global": "SCALE = 2.0",
     "a class attribute": "Block.gain = 2.0",
-    "a method": "Block.__call__ = lambda self, x: jnp.tanh(x @ self.w[...])",
-    "a class": SESSION[
-        SESSION.index("class Block") : SESSION.index("def center")
-    ].replace("gain = 1.0", "gain = 3.0"),
     "a closure": SESSION[
         SESSION.index("def center") : SESSION.index("def initial")
     ].replace("shift = 0.0", "shift = 0.25"),
     "a nested config value": 'CONFIG["layers"]["bias"] = 0.75',
-    "the exponent in a config": 'CONFIG["power"] = 3.0',
     "an optimizer's option in a config": 'CONFIG["momentum"] = 0.9',
-    "a helper": "target = lambda x: jnp.zeros_like(x)",
     "initial values": "initial = lambda x: 2 * x",
     "one entry of a large constant": "TABLE = TABLE.copy(); TABLE[150, 150] = 1e-3",
-    "a default argument": (
-        "def make_optimizer(model, width, depth, learning_rate, b=0.5):\n"
-        "    return optax.sgd(learning_rate, momentum=b)"
-    ),
 }
 
 
@@ -301,13 +286,6 @@ def partial(momentum):
     return functools.partial(made, momentum=momentum)
 
 
-def seeded(seed):
-    def made(key, width, depth):
-        return make_model(jax.random.fold_in(key, seed), width, depth)
-
-    return made
-
-
 def donating(factor):
     """A jitted step of the user may donate its buffers."""
     inner = jax.jit(lambda x: factor * x, donate_argnums=0)
@@ -322,21 +300,11 @@ def printed(model, batch):
 RENAMED = SESSION.replace("shift", "offset").replace("def loss", "# why\ndef loss")
 SAME = {
     "typed again": lambda: (functions_of(session()), functions_of(session())),
-    "an edit and back": lambda: (
-        functions_of(session()),
-        functions_of(session("SCALE = 2.0", "SCALE = 1.0")),
-    ),
     "comments and names": lambda: (
         functions_of(session()),
         functions_of(session(RENAMED)),
     ),
-    "a partial": lambda: ({"make_optimizer": partial(0.5)},) * 2,
     "JAX's arrays": lambda: ({"data": DATA}, {"data": jnp.asarray(DATA)}),
-    "the same arrays in a tuple": lambda: (
-        {},
-        {"data": (DATA,), "loss": lambda m, b: loss(m, b[0])},
-    ),
-    "a seed": lambda: ({"make_model": seeded(1)}, {"make_model": seeded(1)}),
     "a donating loss": lambda: ({"loss": donating(2.0)}, {"loss": donating(2.0)}),
     "printing": lambda: ({"loss": printed}, {"loss": printed}),
 }
@@ -345,11 +313,8 @@ OTHER = {
         {"make_optimizer": partial(0.5)},
         {"make_optimizer": partial(0.9)},
     ),
-    "a seed": lambda: ({"make_model": seeded(1)}, {"make_model": seeded(2)}),
     "a donating loss": lambda: ({"loss": donating(2.0)}, {"loss": donating(3.0)}),
     "values": lambda: ({}, {"data": DATA + 1e-7}),
-    "order": lambda: ({}, {"data": DATA[::-1]}),
-    "fewer examples": lambda: ({}, {"data": DATA[:15]}),
     "type": lambda: ({}, {"data": DATA.astype(np.float16)}),
 }
 
@@ -371,22 +336,18 @@ def test_what_computes_something_else_has_another_key(what):
     assert key(**one) != key(**other)
 
 
-def test_after_an_edit_the_sweep_is_that_of_the_edited_model(tmp_path, caplog):
-    first = sweep(tmp_path, **functions_of(session()))
+def test_an_edited_model_is_trained_and_two_versions_share_a_folder(
+    tmp_path, trained, caplog
+):
     edited = functions_of(session(EDITS["a class attribute"]))
-    found = sweep(tmp_path, **edited)
-    wanted = sweep(None, **edited)
-    loss, before = (s.populations[0].loss for s in (found, first))
-    np.testing.assert_array_equal(loss, wanted.populations[0].loss)
-    assert not np.allclose(loss, before)
+    versions = functions_of(session()), edited
+    both = [sweep(tmp_path, **made).populations[0].loss for made in versions]
     assert "of another program, other data or other settings" in caplog.text
-
-
-def test_two_versions_take_turns_in_one_folder(tmp_path, trained):
-    old, new = functions_of(session()), functions_of(session(EDITS["a global"]))
-    both = [sweep(tmp_path, **made).populations[0].loss for made in (old, new)]
+    assert not np.allclose(*both)
+    wanted = sweep(None, **edited).populations[0].loss
+    np.testing.assert_array_equal(both[1], wanted)
     trained.clear()
-    again = [sweep(tmp_path, **made).populations[0].loss for made in (old, new)]
+    again = [sweep(tmp_path, **made).populations[0].loss for made in versions]
     assert trained == []
     np.testing.assert_array_equal(again, both)
 

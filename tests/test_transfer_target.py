@@ -21,7 +21,7 @@ from mupax.experiments import cli, transfer
 from mupax.experiments import run as training
 from mupax.experiments.cli import flags
 from mupax.experiments.errors import Diverged, UserError
-from mupax.experiments.run.build import build, create_model, open_dataset
+from mupax.experiments.run.build import open_dataset
 from mupax.experiments.run.checkpoints import open_checkpoints
 from mupax.experiments.run.config import RunConfig, parse
 from mupax.experiments.run.hyperparameters import transfer_record, tuned
@@ -155,28 +155,6 @@ def test_transfer_from_gives_the_same_run_as_transfer(config, best, target, tmp_
     assert read.plain() == target.plain() | {"transfer_from": str(path)}
 
 
-def test_the_target_begins_with_scaled_weights(config, target, tmp_path):
-    shapes = {"input_shape": (4, 4, 1), "out_features": 4}
-
-    def weights(config):
-        return create_model(config, shapes, 0)
-
-    plain, scaled = weights(config.target), weights(target)
-    scales = zoo.scales(plain)
-    before, after = (
-        {"/".join(map(str, k)): v[...] for k, v in nnx.to_flat_state(nnx.state(m))}
-        for m in (plain, scaled)
-    )
-    params = {
-        "/".join(map(str, path))
-        for path, _ in nnx.to_flat_state(nnx.state(plain, nnx.Param))
-    }
-    for path in params:
-        factor = 0.5 if scales[path].in_axes else 1.0
-        np.testing.assert_array_equal(after[path], factor * before[path])
-    assert any(scales[path].in_axes for path in params)
-
-
 def test_a_run_directory_may_lie_behind_a_link(tmp_path):
     """The transfer failed after all of its runs."""
     (tmp_path / "disk").mkdir()
@@ -186,16 +164,6 @@ def test_a_run_directory_may_lie_behind_a_link(tmp_path):
     with checkpoint as files:
         trained = types.SimpleNamespace(checkpoint=files.path(600))
     assert transfer._below(link, trained) == f"{link}/target/checkpoints/600"
-
-
-def test_the_target_warms_up(target):
-    built = build(target, sweep_toys.stripes())
-    params = nnx.state(built.create(), nnx.Param)
-    tx = built.recipe.optimizer({"learning_rate": 0.01}, None, None)
-    first, state = tx.update(params, tx.init(params), params)
-    second, _ = tx.update(params, state, params)
-    assert float(optax.tree.norm(first)) == 0.0
-    assert float(optax.tree.norm(second)) > 0.0
 
 
 def test_a_fit_smooths_the_labels_that_it_learns_from(tmp_path):
@@ -311,24 +279,6 @@ def test_a_gpt_is_transferred_with_clipping_and_init_scale(tmp_path):
 def test_an_open_dataset_is_shared_by_the_runs_of_a_process(config, tmp_path):
     base = parse(config.base.plain() | {"data_dir": str(tmp_path)})
     assert open_dataset(base) is open_dataset(base.sized(8, 8))
-
-
-@pytest.mark.long
-def test_the_command_sweeps_them_and_trains_the_target(tmp_path):
-    path = tmp_path / "swept.py"
-    axes = {"learning_rate": "2**[-9:-3:2]", "init_scale": (0.25, 1.0)}
-    axes |= {"warmup": (0.0, 0.5), "label_smoothing": (0.1, 0.2)}
-    path.write_text(
-        TOY.read_text().replace(
-            "    return c", f"    c.sweep.axes = {axes}\n    return c"
-        )
-    )
-    run = tmp_path / "run"
-    args = ["transfer", f"--config={path}", f"--workdir={run}"]
-    assert cli.main(["mupax", *args, f"--config.data_dir={tmp_path}"]) == 0
-    summary = json.loads((run / "summary.json").read_text())
-    assert set(summary["verdicts"]) == set(axes)
-    assert np.isfinite(summary["target"]["train_loss"])
 
 
 @pytest.mark.parametrize(

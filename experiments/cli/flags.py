@@ -238,7 +238,7 @@ def override(config: "ConfigDict", words: Iterable[str]) -> None:
 def _value(path: str, text: str, section: "ConfigDict", key: str) -> Any:
     """The value of an override, of the kind of the key."""
     before = section.get(key)
-    if before is not None and section.get_type(key) is str:
+    if key in section and section.get_type(key) is str:
         return text
     try:
         value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))

@@ -26,11 +26,11 @@ class Trained:
 
     sizes: Sizes
     learning_rate: float  # before scaling
-    train_loss: float | None  # at the end; None if it diverged
-    test_accuracy: float | None  # at the end
+    train_loss: float | None = None  # at the end; None if it diverged
+    test_accuracy: float | None = None  # at the end
     evals: Sequence[tuple[int, float, float]]  # (step, test loss, test accuracy)
-    checkpoint: str  # path of the last one
-    seconds: float
+    checkpoint: str = ""  # path of the last one
+    seconds: float = 0.0
     parameters: int = 0  # their number
     # "base" for the model of the base's size; the key of its parametrization for a
     # model of the target's size; None for the target.

@@ -131,7 +131,8 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
         f"Crosses above a panel are runs that diverged, a row per {axis}; at a pale "
         "cross only some seeds diverged. A run counts as diverged if its loss is not "
         "finite, or ends above twice the chance-level loss. Lines stop where the first "
-        f"seed diverged.{rates if name == _RATE else ''}",
+        "seed diverged. The bar below the stars spans the best values."
+        f"{rates if name == _RATE else ''}",
     )
 
 

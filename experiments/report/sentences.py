@@ -386,7 +386,7 @@ def result(data: SweepData) -> str:
         return ""
     other = next((run for run in data.compared if run.baseline != BASE), None)
     reached = score(data, target)
-    large = f"one {_times(target, small)} larger" if small else "a large one"
+    large = f"a network {_times(target, small)} larger" if small else "a large one"
     that = "those" if data.names[1:] else "that"
     with_it = f"{_transferred(data)} with {that} of a small network, {large}"
     if target.train_loss is None:

@@ -3,11 +3,11 @@
 import json
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import logging
 
-from mupax.zoo.weights.files import is_finite, read_bytes
+from mupax.zoo.weights.files import read_bytes
 
 from .. import io
 from ..errors import UserError, reason
@@ -48,7 +48,7 @@ class Store:
         others, damaged = 0, []
         for number, line in enumerate(_lines(path), 1):
             try:
-                record = _parse(line)
+                record = io.parse_sealed(line, required=True)
             except io.Damaged as error:
                 damaged.append(f"line {number}: {error}")
                 continue
@@ -56,9 +56,8 @@ class Store:
                 others += 1
             else:
                 at = tuple(map(float, record["at"]))
-                seconds = float(record.get("seconds", 0.0))
-                guess = record.get("guess")
-                runs[record["seed"], at] = Record(record["losses"], seconds, guess)
+                fields = {k: x for k, x in record.items() if k in Record._fields}
+                runs[record["seed"], at] = Record(**fields)
         if damaged:
             logging.warning(
                 "%s has damaged lines, which are ignored (%s). A run without a whole "
@@ -117,17 +116,3 @@ def _lines(path: pathlib.Path) -> list[bytes]:
             "and its runs are trained again"
         ) from None
     return [line for line in lines if line.strip() and line.endswith(b"\n")]
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    record = io.parse_sealed(line, required=True)
-    fields: list[Any] = [record.get(key) for key in ("at", "losses", "seed")]
-    at, losses, seed = fields
-    fits = isinstance(at, list) and isinstance(losses, list) and type(seed) is int
-    if fits and isinstance(record.get("key"), str):
-        known = [loss for loss in (*losses, record.get("guess")) if loss is not None]
-        numbers = [record.get("seconds", 0.0), *at, *known]
-        # Losses may be infinite.
-        if all(isinstance(n, float) or is_finite(n) for n in numbers):
-            return record
-    raise io.Damaged("it does not describe a run")
