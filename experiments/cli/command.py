@@ -39,7 +39,8 @@ class Command:
     def help(self, name: str) -> str:
         """The output of `mupax NAME --help`."""
         summary = "\n\n".join(filter(None, [wrapped(self.summary), self.arguments]))
-        texts = {"description": summary, "epilog": self.examples}
+        examples = f"examples:\n{self.examples}" if self.examples else ""
+        texts = {"description": summary, "epilog": examples}
         return parser(name, self.flags, config=self.config, **texts).format_help()
 
 

@@ -11,6 +11,10 @@ from . import processes
 from .command import command
 from .flags import Flag, Parsed
 
+OF_WEIGHTS = (
+    Flag("name", None, "name of the model, for a file of weights"),
+    Flag("revision", None, "branch, tag or commit of a repository"),
+)
 DRY_RUN = Flag(
     "dry_run", False, "print number, sizes and cost of the runs, and train nothing"
 )
@@ -210,8 +214,7 @@ def convert(given: Parsed) -> None:
         "repository on the Hugging Face hub, or a name of zoo.list_pretrained()",
         required=True,
     ),
-    Flag("name", None, "name of the model, for a file of weights"),
-    Flag("revision", None, "branch, tag or commit of a repository"),
+    *OF_WEIGHTS,
     Flag(
         "preprocessing",
         None,
@@ -278,8 +281,7 @@ def predict(given: Parsed) -> None:
         "bytes, a tokenizer.json, or the id of a repository; default: the model's own",
     ),
     Flag("bos", False, "start with the tokenizer's special tokens, as Llama 3 needs"),
-    Flag("name", None, "name of the model, for a file of weights"),
-    Flag("revision", None, "branch, tag or commit of a repository"),
+    *OF_WEIGHTS,
     config=False,
     examples="""\
   mupax generate --model runs/text_gpt --prompt "ROMEO:" --tokens 200

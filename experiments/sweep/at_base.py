@@ -7,13 +7,13 @@ alone, where runs are cheap. The sweep and the target keep them.
 import dataclasses
 import pathlib
 
-import numpy as np
 import rich.console
 
 from ..io import write_durably
+from ..report.data import least
 from ..run.hyperparameters import tuned
 from . import engine
-from .results import Population, log2, table
+from .results import Population, table
 from .space import SweepConfig, tasks
 from .store import Store
 from .tasks import ZooTask
@@ -105,12 +105,12 @@ def _sentence(config: SweepConfig, base: Population, best: dict[str, float]) -> 
     width, depth = config.sizes
     values = ", ".join(f"{name} {best[name]:.3g}" for name in config.base_axes)
     text = f"Tuned at the base (width {width}, depth {depth}): {values}; "
-    text += f"least loss {_least(base):.3g}"
+    text += f"least loss {least(base):.3g}"
     if all(1.0 in grid for grid in config.base_axes.values()):
         plain = base
         for name in config.base_axes:
             plain = plain.at(name, 1.0)
-        text += f", {_least(plain):.3g} with factors of 1"
+        text += f", {least(plain):.3g} with factors of 1"
     edges = [
         name
         for name, grid in config.base_axes.items()
@@ -119,9 +119,3 @@ def _sentence(config: SweepConfig, base: Population, best: dict[str, float]) -> 
     if edges:
         text += f". The best {' and '.join(edges)} ends its grid: extend it"
     return f"{text}."
-
-
-def _least(population: Population) -> float:
-    """The least geometric mean over seeds; infinity if a seed diverged everywhere."""
-    mean = np.exp2(log2(population.loss).mean(axis=0))
-    return float(np.min(mean, initial=np.inf, where=np.isfinite(mean)))
