@@ -1,9 +1,10 @@
-"""Wait for processes by what they do, not by the clock. Not a test.
+"""Start processes, and wait for them by what they do, not by the clock. Not a test.
 
 A process that hangs uses no processor time, and one that loops uses too much of it.
 One on a loaded machine does neither.
 """
 
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,6 +13,23 @@ import psutil
 
 WORK = 300.0  # seconds of processor time that a process of the tests may use
 REST = 300.0  # seconds in which it has to use some
+
+# A shell may have started the tests with Ctrl-C ignored, which children inherit.
+MUPAX = (
+    "import signal, sys\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from mupax.__main__ import main\n"
+    "sys.exit(main())\n"
+)
+
+
+def pair_flags() -> list[list[str]]:
+    """The flags of two processes of this machine that work together."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    both = ["--distributed", f"--coordinator=127.0.0.1:{port}", "--processes=2"]
+    return [[*both, f"--process={rank}"] for rank in range(2)]
 
 
 class Patience:

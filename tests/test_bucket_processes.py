@@ -4,13 +4,13 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import time
 
 import numpy as np
 import object_stores
 import pytest
+from patience import pair_flags
 from test_bucket import TESTS, lines, start, weights
 
 from mupax import zoo
@@ -38,14 +38,8 @@ def run(request):
 
 def pair(words: tuple[str, ...], *caches: pathlib.Path) -> list[subprocess.Popen]:
     """A command in two processes, each with the local copies of its machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    all_of = (*words, "--distributed", f"--coordinator=127.0.0.1:{port}")
-    return [
-        start([*all_of, "--processes=2", f"--process={n}"], cache)
-        for n, cache in enumerate(caches)
-    ]
+    flags = zip(pair_flags(), caches, strict=True)
+    return [start([*words, *own], cache) for own, cache in flags]
 
 
 def ended(processes: list[subprocess.Popen], *statuses: int) -> str:

@@ -8,12 +8,12 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
+from patience import MUPAX, pair_flags
 
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import processes, records
@@ -22,13 +22,6 @@ from mupax.experiments.run.workdir import claim
 TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
 WITHIN = 60  # seconds, of which TIMEOUT are waiting and the rest is starting Python
 TIMEOUT = 20
-# A shell may have started the tests with Ctrl-C ignored, which children inherit.
-MUPAX = (
-    "import signal, sys\n"
-    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from mupax.__main__ import main\n"
-    "sys.exit(main())\n"
-)
 
 
 @pytest.fixture
@@ -37,13 +30,12 @@ def pair(tmp_path):
     started = []
 
     def start(*different: list[str], command: tuple[str, str] = ("train", "train")):
-        port = free_port()
+        flags = pair_flags()
         for rank, words in enumerate(different):
             args = [
-                *(command[rank], TOY, "--distributed", "--config.mesh.fsdp=2"),
+                *(command[rank], TOY, "--config.mesh.fsdp=2", f"--timeout={TIMEOUT}"),
                 *(f"--workdir={tmp_path / 'run'}", f"--config.data_dir={tmp_path}"),
-                *(f"--coordinator=127.0.0.1:{port}", f"--timeout={TIMEOUT}"),
-                *("--processes=2", f"--process={rank}"),
+                *flags[rank],
                 *words,
             ]
             with (tmp_path / f"err{rank}").open("w") as err:
@@ -60,12 +52,6 @@ def pair(tmp_path):
     for child in started:
         child.kill()
         child.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +225,8 @@ def test_a_directory_on_another_disk_is_not_taken_for_a_shared_one(tmp_path):
     before = {p.name for p in tmp_path.rglob("*")}
 
     def said(*folders: str) -> set[str]:
-        port = str(free_port())
+        (_, address, *_), _ = pair_flags()
+        port = address.rpartition(":")[2]
         children = [
             subprocess.Popen(
                 [sys.executable, "-c", SEES, port, str(n), tmp_path / folder],

@@ -7,7 +7,6 @@ import random
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import time
 import jax
 import pytest
 from flax import nnx
-from patience import ended, wait_until
+from patience import MUPAX, ended, pair_flags, wait_until
 
 from mupax import zoo
 from mupax.experiments import cli
@@ -51,15 +50,6 @@ def refused(capsys, *args: object) -> str:
     assert err.startswith("mupax: ")
     assert err.count("\n") == 1, err
     return err
-
-
-# A shell may have started the tests with Ctrl-C ignored, which children inherit.
-MUPAX = (
-    "import signal, sys\n"
-    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from mupax.__main__ import main\n"
-    "sys.exit(main())\n"
-)
 
 
 def spawn(*args: object, devices: int = 1) -> subprocess.Popen:
@@ -202,22 +192,8 @@ def test_eight_devices_then_two_processes_then_one_device_go_on_alike(
     _, err = ended(child)
     assert child.returncode == 0, err
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    pair = [
-        spawn(
-            *args,
-            "--config.mesh.fsdp=2",
-            "--config.mesh.tensor=2",
-            "--distributed",
-            f"--coordinator=127.0.0.1:{port}",
-            "--processes=2",
-            f"--process={rank}",
-            devices=4,
-        )
-        for rank in range(2)
-    ]
+    mesh = "--config.mesh.fsdp=2", "--config.mesh.tensor=2"
+    pair = [spawn(*args, *mesh, *flags, devices=4) for flags in pair_flags()]
     wait_for_step(run, 36, pair[0])
     # Told to one of them, both stop at the same step.
     pair[1].send_signal(signal.SIGTERM)
@@ -268,25 +244,9 @@ def test_stopped_at_24_random_moments_it_ends_with_the_same_weights_and_log(
 
 def pair(run: pathlib.Path, data_dir: str) -> list[subprocess.Popen]:
     """Two processes that train one model together."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [
-        spawn(
-            "train",
-            TOY,
-            f"--workdir={run}",
-            f"--config.data_dir={data_dir}",
-            "--config.steps=60",
-            "--config.mesh.fsdp=2",
-            "--distributed",
-            f"--coordinator=127.0.0.1:{port}",
-            "--processes=2",
-            f"--process={rank}",
-            devices=2,
-        )
-        for rank in range(2)
-    ]
+    words = ["train", TOY, f"--workdir={run}", f"--config.data_dir={data_dir}"]
+    words += ["--config.steps=60", "--config.mesh.fsdp=2"]
+    return [spawn(*words, *flags, devices=2) for flags in pair_flags()]
 
 
 def finish(processes: list[subprocess.Popen]) -> None:
