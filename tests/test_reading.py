@@ -273,9 +273,8 @@ def two_sizes(name):
     if kind == "CNN":
         depths, x = (4, 12), kit.floats(2, 32, 32, 3)
     if kind in CONVOLUTIONAL:
-        # The first block of an EfficientNet's stage is not residual, so that its
-        # additions do not grow as its blocks do.
-        depths = (1, 1) if kind == "EfficientNet" else (1, 2)
+        # A row of one block has no stack of further blocks at depth 1.
+        depths = (2, 4) if kind == "EfficientNet" else (1, 2)
         x = kit.floats(2, 64, 64, 3)
         if "blocks" in options:
             more["blocks"] = (2,) * len(options["blocks"])

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from flax import nnx
@@ -101,12 +102,14 @@ def _block(
     *,
     stride: int,
     residual: bool,
+    in_branch: bool,
     rngs: nnx.Rngs,
 ) -> ConvBlock:
     """A block of a row, without the sum if its shape differs from that of its input.
 
     Squeeze-and-excitation is before the last convolution. The nonlinearity follows all
-    of them but the last.
+    of them but the last. Not every residual block counts as a branch of the network;
+    see `_branches`.
     """
     nonlinearity = row.nonlinearity or options.nonlinearity
     before, inside, after, k = names.before, names.inside, names.after, row.kernel
@@ -121,11 +124,11 @@ def _block(
         "fused": [(k, before, inside, stride), (1, inside, after, 1)],
     }.get(row.kind, [(k, before, after, stride)])
     convs = [
-        _conv(plan, options, size, (i, o), stride=s, in_branch=residual, rngs=rngs)
+        _conv(plan, options, size, (i, o), stride=s, in_branch=in_branch, rngs=rngs)
         for size, i, o, s in chain
     ]
     norms = [
-        BatchNorm(plan, o, in_branch=residual, epsilon=options.norm_eps)
+        BatchNorm(plan, o, in_branch=in_branch, epsilon=options.norm_eps)
         for _, _, o, _ in chain
     ]
     se = None
@@ -136,19 +139,40 @@ def _block(
             names.squeezed,
             nonlinearity=options.squeeze_nonlinearity or nonlinearity,
             gate=options.gate,
-            in_branch=residual,
+            in_branch=in_branch,
             rngs=rngs,
         )
     return ConvBlock(
         convs,
         norms,
-        branch=plan.branch,
+        branch=plan.branch if in_branch else 1.0,
         nonlinearity=nonlinearity,
         after="branch" if row.kind.startswith("plain") else "",
         se=se,
         se_before=len(chain) - 1,
         residual=residual,
     )
+
+
+def _is_residual(row: Row, which: int, size: _Sizes) -> bool:
+    """Whether the first block of a row, or another one, is added to its input."""
+    same = which > 0 or (row.stride == 1 and size.before == size.after)
+    return row.kind != "plain" and same
+
+
+def _branches(rows: Sequence[Row], firsts: int, depth: int) -> int:
+    """Number of residual branches at a depth.
+
+    The first block of a row is residual only where it keeps the shape. If only one is,
+    it counts as a part of the stem, which is the same at every depth.
+
+    Args:
+      rows: of the network.
+      firsts: number of their first blocks that are residual.
+      depth: the factor on the number of blocks.
+    """
+    rest = sum(depth * row.blocks - 1 for row in rows if row.kind != "plain")
+    return rest + (firsts if firsts > 1 else 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,7 +206,8 @@ class EfficientNet(Staged, options=EfficientNetOptions):
 
     Args:
       width: channels of the stem.
-      depth: factor on the number of blocks of each row.
+      depth: factor on the number of blocks of each row. The depth ratio M is that of
+        the numbers of residual branches.
       rows: the blocks of the network; each row has the fields of
         `zoo.families.efficientnet.Row`, in this order. Rows of the same `stage` are one
         stage.
@@ -250,6 +275,15 @@ class EfficientNet(Staged, options=EfficientNetOptions):
                 "classes": options.out_features,
             },
         )
+        self.firsts = sum(
+            _is_residual(row, 0, pair[0]) for row, pair in zip(rows, sizes, strict=True)
+        )
+        base, target = (
+            _branches(rows, self.firsts, depth)
+            for depth in (options.tuned_depth, options.depth)
+        )
+        if base:
+            self.plan = dataclasses.replace(self.plan, depth=target / base)
         self.channels = options.input_shape[2]
         self.activation = activation(options.nonlinearity)
         make = functools.partial(_conv, self.plan, options)
@@ -297,14 +331,15 @@ class EfficientNet(Staged, options=EfficientNetOptions):
                 f"stage{i}",
                 f"{squeezed}{i}" if size.squeezed else "",
             )
-            residual = row.kind != "plain" and stride == 1
+            residual = _is_residual(row, which, size)
             return _block(
                 self.plan,
                 options,
                 row,
                 names,
                 stride=stride,
-                residual=residual and size.before == size.after,
+                residual=residual,
+                in_branch=residual and (which > 0 or self.firsts > 1),
                 rngs=rngs,
             )
 
