@@ -184,7 +184,7 @@ def scale_by_kronecker(
     scales: Scales,
     *,
     b1: Any,
-    b2: Any,
+    b2: Any = None,
     shampoo_beta: Any,
     eps: float,
     frequency: int,

@@ -203,8 +203,7 @@ def muon(
     batch size), but no SDE of Muon is published, and no rule for beta.
 
     Args:
-      learning_rate: that of the base model, a number or a schedule.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
+      learning_rate, scales: as in `build_optimizer`.
       weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
         all weights that sum over inputs, of Muon and of Adam.
       partner: what trains all other parameters: "adamw", "lion", or a function of a
@@ -308,8 +307,7 @@ def soap(
     step of orthogonal iteration, and is not distributed over devices.
 
     Args:
-      learning_rate: that of the base model, a number or a schedule.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
+      learning_rate, scales: as in `build_optimizer`.
       b1, b2, eps: as in Adam, those of the base model.
       weight_decay, mask: of the hidden matrices, as in `adamw`.
       mu_dtype: dtype of the average of gradients.
@@ -342,17 +340,9 @@ def soap(
       >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.025)
     """
-    beta = scales.training.beta
-    precondition = _normalized(
-        "soap",
-        precondition_frequency,
-        block_size,
-        b1=beta(b1),
-        b2=beta(b2),
-        shampoo_beta=beta(shampoo_beta),
-        eps=eps,
-        mu_dtype=mu_dtype,
-    )
+    sizes = (precondition_frequency, block_size)
+    betas = {"b1": b1, "b2": b2, "shampoo_beta": shampoo_beta}
+    precondition = _normalized("soap", *sizes, betas, eps=eps, mu_dtype=mu_dtype)
     return _beside(
         "soap",
         learning_rate,
@@ -408,17 +398,9 @@ def shampoo(
       >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.025)
     """
-    beta = scales.training.beta
-    precondition = _normalized(
-        "shampoo",
-        precondition_frequency,
-        block_size,
-        b1=beta(b1),
-        b2=None,
-        shampoo_beta=beta(shampoo_beta),
-        eps=eps,
-        mu_dtype=mu_dtype,
-    )
+    sizes = (precondition_frequency, block_size)
+    betas = {"b1": b1, "shampoo_beta": shampoo_beta}
+    precondition = _normalized("shampoo", *sizes, betas, eps=eps, mu_dtype=mu_dtype)
     return _beside(
         "shampoo",
         learning_rate,
@@ -431,20 +413,33 @@ def shampoo(
 
 
 def _normalized(
-    name: str, frequency: int, block_size: int | None, **options: Any
+    name: str,
+    frequency: int,
+    block_size: int | None,
+    betas: Mapping[str, Any],
+    **options: Any,
 ) -> Maker:
     """SOAP or Shampoo with spectral normalization; see `scale_by_kronecker`."""
     sizes = {"precondition_frequency": frequency, "block_size": block_size}
     for key, size in sizes.items():
         if size is not None and size < 1:
             raise ValueError(f"{key}={size} must be at least 1")
-    return lambda scales: optax.chain(
-        scale_by_kronecker(
-            scales, frequency=frequency, block_size=block_size, **options
-        ),
-        divide_by(spectral_norm, scales),
-        scale_by_shape(name, scales),
-    )
+
+    def make(scales: Scales) -> Transform:
+        memories = {key: scales.training.beta(beta) for key, beta in betas.items()}
+        return optax.chain(
+            scale_by_kronecker(
+                scales,
+                frequency=frequency,
+                block_size=block_size,
+                **memories,
+                **options,
+            ),
+            divide_by(spectral_norm, scales),
+            scale_by_shape(name, scales),
+        )
+
+    return make
 
 
 @checked
@@ -472,8 +467,7 @@ def scion(
     `sign_learning_rate`); constrained Scion has the weight decay 1/radius.
 
     Args:
-      learning_rate: that of the base model, a number or a schedule.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
+      learning_rate, scales: as in `build_optimizer`.
       b1: memory of the average of gradients, 1 - α of the paper.
       weight_decay, mask: as in `adamw`.
       mu_dtype, ns_coeffs, ns_steps, eps: as in `muon`.

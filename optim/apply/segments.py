@@ -33,20 +33,6 @@ def by_segment(
       scales: of the model.
       make: builds the optimizer from scales in which every segment is a parameter.
       per_head: whether kernels get an axis that counts their heads.
-
-    Examples:
-      >>> import jax.numpy as jnp, optax
-      >>> from mupax import optim
-      >>> def model(n):
-      ...     return {"i": jnp.ones((5, n)), "w": jnp.ones((n, 2 * n))}
-      >>> def call(params, x):
-      ...     gate, up = jnp.split(jnp.tanh(x @ params["i"]) @ params["w"], 2, -1)
-      ...     return jnp.tanh(gate) * up
-      >>> x = jnp.ones((1, 5))
-      >>> scales = optim.infer_scales(model(4), model(8), inputs=(x,), call=call)
-      >>> tx = by_segment(scales, lambda _: optax.trace(0.9))
-      >>> [x.shape for x in tx.init(model(8)).trace["w"]]
-      [(8, 8), (8, 8)]
     """
     fused = any(scale.segments for scale in scales.values())
     if not fused and not per_head:
