@@ -319,7 +319,7 @@ def test_what_a_killed_upload_left_is_removed(memory, machine):
     with runs.opened(memory):
         pass
     system, root = remote.connect(memory)
-    torn = ["model/weights", "target/checkpoints/3/state/d/a"]
+    torn = ["model/weights.npz", "target/checkpoints/3/state/d/a"]
     for name in (*torn, "target/model/config.json"):
         system.pipe_file(f"{root}/{name}", b"")
     machine("second")
