@@ -1,4 +1,4 @@
-"""SOAP, Shampoo, Scion and the optimizers on a sphere, against their papers."""
+"""Muon, SOAP, Shampoo, Scion and the optimizers on a sphere, against their papers."""
 
 import functools
 import typing
@@ -96,6 +96,21 @@ class Moments:
         return m / (np.sqrt(v) + self.eps)
 
 
+class Muon:
+    options: typing.ClassVar = EXACT
+
+    def __init__(self):
+        self.m, self.t = 0, 0
+
+    def step(self, w, g):
+        self.t += 1
+        self.m = 0.95 * self.m + 0.05 * g
+        ahead = 0.95 * self.m / (1 - 0.95 ** (self.t + 1))
+        ahead = ahead + 0.05 * g / (1 - 0.95**self.t)
+        # Both sides grow alike, and fan_out/fan_in is 2 at the base too.
+        return w - RATE * 2**0.5 * orthogonal(ahead)
+
+
 class Scion:
     options: typing.ClassVar = EXACT
 
@@ -186,6 +201,7 @@ class Soap:
 
 
 APART = {
+    "muon": Muon,
     "scion": Scion,
     "adam_h": AdamH,
     "muon_h": MuonH,
