@@ -31,6 +31,7 @@ from ..checks import (
 )
 from ..errors import UserError, nearest
 from ..run.config import (
+    KEYS,
     SECTIONS,
     Component,
     RunConfig,
@@ -580,8 +581,12 @@ def _target_changes(
             f"target.parametrization={shown(key)} is not one of the swept ones: "
             f"{', '.join(swept)}"
         )
+    known = {*defaults("target").target, *KEYS}
     changes: list[tuple[str, Any]] = []
     for key, value in given.items():
+        if key not in known and key not in SECTIONS:
+            hint = nearest(key, known) or "; docs/reference/config.md lists all keys"
+            raise UserError(f"target has no key {key!r}{hint}")
         if key in SECTIONS:
             raise UserError(f"target.{key}: a target has no section {key!r}")
         if key in _FROM_SWEEP:
