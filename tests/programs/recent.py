@@ -126,6 +126,23 @@ def single_and_pair_streams(n, L):
     return p | {"in": jnp.zeros((5, n))}, S, call
 
 
+@program({**BLOCK, "latents": "V"}, deep=True)
+def latents_without_a_batch_axis(n, L):
+    p = model(n, L) | {"in": jnp.zeros((5, n)), "latents": jnp.zeros((4, n))}
+
+    def call(p, x):
+        x, z = x @ p["in"], p["latents"]
+        for w in p["b"]:
+            q = norm(z) @ w["q"]
+            q = heads(jnp.broadcast_to(q, (2, 4, n)), 4)
+            k, v = (heads(x @ w[c], 4) for c in "kv")
+            z = z + flat(attention(q, k, v, 0.5)) @ w["o"]
+            z = z + mlp(w, norm(z))
+        return norm(z) @ p["out"]
+
+    return p, S, call
+
+
 @program({**ENDS, r"b/\d/(f|g|rs)": "Hb", "last": "H"}, deep=True)
 def wavenet_with_one_kernel_for_stream_and_skips(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, last=(n, n))
