@@ -19,7 +19,7 @@ from .leaves import (
     is_variable,
     read_into,
 )
-from .program import Node, Program
+from .program import Program
 
 Call = Callable[..., Any]
 
@@ -37,11 +37,6 @@ class Reading:
     leaves: Leaves
     program: Program
     path_of: list[str]
-
-    def params(self, node: Node) -> str:
-        """Path of a parameter's node."""
-        assert node.param is not None
-        return self.path_of[node.param]
 
 
 def trace(
