@@ -28,6 +28,10 @@ def drawn(seed, wider=2):
     return {k: rng.normal(size=s) for k, s in model(N, wider).items()}
 
 
+def drawn_matrix(seed, shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
 def scales_of(wider=2):
     small, large = (
         {k: jnp.zeros(s) for k, s in model(n, wider).items()} for n in (N // 2, N)
@@ -313,86 +317,92 @@ def test_a_matrix_of_zeros_grows_to_its_sphere_and_stays(name):
     assert norms[-1] == pytest.approx(radius)
 
 
-# --- depth ---
+# --- width and depth ---
+
+BASE, WIDE, DEEP = (64, 4), (256, 4), (64, 16)  # (width, blocks)
+X, TOWARDS = (jnp.asarray(drawn_matrix(i, (32, n))) for i, n in enumerate((4, 4)))
 
 
-def residual(depth, layers, width=16):
+def residual(size, layers):
+    width, depth = size
     blocks = {f"w{i}": (depth, width, width) for i in range(layers)}
-    return {"in": (8, width), **blocks, "out": (width, 4)}
+    return {"in": (4, width), **blocks, "out": (width, 4)}
 
 
-def run(params, x, point):
-    depth = params["w0"].shape[0]
-    layers = [params[f"w{i}"] for i in range(len(params) - 2)]
+def outputs(params, point):
+    blocks = [x for name, x in params.items() if name[0] == "w"]
+    # Branches are small at the base, so that its few blocks are near the limit already.
+    multiplier = point.branch_multiplier(len(blocks[0]) / BASE[1], a=0.1)
 
     def block(x, weights):
         y = x
         for i, weight in enumerate(weights):
             y = (jnp.tanh(y) if i else y) @ weight
-        return x + 0.1 * (depth / 8) ** -point.alpha * y, None
+        return x + multiplier * y, None
 
-    return jax.lax.scan(block, x @ params["in"], layers)[0]
+    return jax.lax.scan(block, X @ params["in"], blocks)[0] @ params["out"]
 
 
-@functools.cache
-def slopes(name, layers):
-    """Exponents of depth of the last features, and of their change in three steps.
-
-    Branches are small at the base, so that its few blocks are near the limit already.
-    """
+def change(name, layers, size):
+    """The mean log size of the outputs' change, of updates of branches alone."""
+    seeds = 64 if name == "sgd" else 16  # its updates are as large as its gradients
     point = optim.parametrization("depth_mup" if layers == 1 else "completep")
-    depths, sizes = (8, 32, 128), []
-    keys = jax.random.split(jax.random.key(0), 8)
-    for depth in depths:
-        small, large, wide = (
-            {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
-            for shapes in (
-                residual(8, layers),
-                residual(depth, layers),
-                residual(8, layers, 32),
-            )
-        )
-        x = jax.random.normal(jax.random.key(1), (16, 8))
-        scales = optim.infer_scales(
-            small,
-            large,
-            inputs=(x,),
-            call=lambda p, x: run(p, x, point) @ p["out"],
-            parametrization=point,
-            delta=wide,
-        )
-        tx = getattr(optim, name)(0.02, scales)
+    small, large, wide = (
+        {
+            k: jax.ShapeDtypeStruct(s, jnp.float32)
+            for k, s in residual(n, layers).items()
+        }
+        for n in (BASE, size, (2 * BASE[0], BASE[1]))
+    )
+    axes = optim.declare({"w": "layers: i -> o", ".": "i -> o"}, branches="w")
+    scales = optim.infer_scales(
+        small, large, axes=axes, parametrization=point, delta=wide
+    )
+    tx = OPTIMIZERS[name](scales)
 
-        def one(key, shapes=large, tx=tx, x=x):
-            params = {
-                k: jax.random.normal(jax.random.fold_in(key, i), s.shape)
-                * s.shape[-2] ** -0.5
-                for i, (k, s) in enumerate(shapes.items())
-            }
-            start, state = run(params, x, point), tx.init(params)
+    def loss(params):
+        return (outputs(params, point) * TOWARDS).mean()
 
-            def step(_, carry):
-                params, state = carry
-                grads = jax.grad(
-                    lambda p: jnp.mean((run(p, x, point) @ p["out"] - 1) ** 2)
-                )(params)
-                frozen = {k: g * (k[0] == "w") for k, g in grads.items()}
-                updates, state = tx.update(frozen, state, params)
-                return optax.apply_updates(params, updates), state
+    def train(params):
+        def step(carry, _):
+            params, state = carry
+            grads = jax.grad(loss)(params)
+            grads = {k: g * (k[0] == "w") for k, g in grads.items()}
+            updates, state = tx.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), None
 
-            params, _ = jax.lax.fori_loop(0, 3, step, (params, state))
-            change = run(params, x, point) - start
-            return jnp.sqrt((start**2).mean()), jnp.sqrt((change**2).mean())
+        (moved, _), _ = jax.lax.scan(step, (params, tx.init(params)), length=3)
+        return jnp.std(outputs(moved, point) - outputs(params, point), mean=0)
 
-        both = jax.jit(jax.vmap(one))(keys)
-        sizes.append([float(jnp.exp(jnp.log(size).mean())) for size in both])
-    return np.polyfit(np.log2(depths), np.log2(sizes), 1)[0]
+    params = {
+        k: jnp.asarray(drawn_matrix(i, (seeds, *s.shape))) * s.shape[-2] ** -0.5
+        for i, (k, s) in enumerate(large.items())
+    }
+    params["out"] *= (size[0] / BASE[0]) ** -0.5
+    quick = {"xla_backend_optimization_level": 0}
+    return float(
+        jnp.log(jax.jit(jax.vmap(train), compiler_options=quick)(params)).mean()
+    )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "layers"), [("muon", 1), ("muon", 2), ("muon_h", 1)])
-def test_features_change_alike_at_every_depth(name, layers):
-    """Depth-μP for branches of one layer, CompleteP for those of two."""
-    at_start, change = slopes(name, layers)
-    assert abs(at_start) < 0.05
-    assert abs(change) < 0.05
+OPTIMIZERS = {
+    name: functools.partial(getattr(optim, name), 0.5 if name == "sgd" else 0.01)
+    for name in ("muon", "scion", "adam_h", "muon_h", "sgd", "adam")
+}
+OPTIMIZERS["schedule_free"] = functools.partial(optim.schedule_free, optim.adam, 0.01)
+LONG = ("sgd", "adam", "schedule_free")
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(o, marks=[pytest.mark.long] * (o in LONG)) for o in OPTIMIZERS],
+)
+def test_outputs_change_alike_at_every_width_and_depth(name, layers):
+    """Depth-μP for branches of one layer, CompleteP for those of two.
+
+    A batch of 32 examples: gradients of the wide model have a low rank.
+    """
+    base, wide, deep = (change(name, layers, size) for size in (BASE, WIDE, DEEP))
+    slopes = {"width": (wide - base) / np.log(4), "depth": (deep - base) / np.log(4)}
+    assert max(map(abs, slopes.values())) < 0.05, slopes
