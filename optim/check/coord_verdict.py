@@ -385,7 +385,8 @@ class Fit(NamedTuple):
         # A slope that fades with size is a correction of small models, not an exponent.
         lasts = tails > np.clip(0.8 * heads, edge, max(edge, 0.5))
         beyond = np.abs(self.slopes) - self.half_widths(chance) > edge
-        return np.logical_and(lasts & (self.lowest > edge), beyond)
+        found: np.ndarray = lasts & beyond & (self.lowest > edge)
+        return found
 
 
 def _fit_layers(
