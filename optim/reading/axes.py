@@ -66,6 +66,8 @@ class Axes:
       kernel_sums: for each node that sums over an axis of a parameter, with an
         activation, the product that it sums (itself, for `dot_general`).
       norms: the sums over functions of parameters alone, and the axes that they sum.
+      states: for each product with a matrix that data changes, e.g. the state of linear
+        attention, which operand it is, and the parameters that it starts from.
     """
 
     def __init__(self, program: Program, growing: frozenset[Axis] = NONE):
@@ -91,6 +93,8 @@ class Axes:
         self._diagonal: set[int] = set()
         self.hot: set[int] = set()
         self.kernel_sums: dict[int, Node] = {}
+        self.states: dict[int, tuple[int, set[int]]] = {}
+        self._states: set[int] = set()  # such matrices
         self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
         # Functions of parameters that cannot be read, and the operation of each.
         self._lost: dict[int, Node] = {}
@@ -359,6 +363,8 @@ class Axes:
         for k, (x, contracted, _, other) in enumerate(sides):
             if not seeds[k]:
                 mixed = self._kernel_of(x, contracted) if other.data else ()
+                if mixed and x.id in self._states:
+                    self.states[node.id] = k, _params(mixed)
                 selects = x.weight or self._selects(x, contracted)
                 # Of two tables that were looked up, neither is a kernel.
                 rows = (
@@ -402,7 +408,8 @@ class Axes:
                         self._batched(node, other, index.axes[1 - k])
             self._mark(node, marks)
             if node.op == "dot_general":
-                self.kernel_sums[node.id] = node
+                if node.id not in self.states:
+                    self.kernel_sums[node.id] = node
                 mapped = self._mapped.get(node.loop, NONE)
                 own = _params(labels)
                 self._copied[node.id] = copied | {x for x in mapped if x[0] in own}
@@ -565,8 +572,9 @@ class Axes:
         equal = [self._spread.get(x.id, NONE) for x in node.operands if x.data]
         styled = any(a in axes for a in free for axes in equal)
         whole = all(x or n == 1 for x, n in zip(labels, node.shape, strict=True))
-        square = self._is_square(labels)
-        return labels if free and (whole or styled or square) else ()
+        if free and not (whole or styled) and self._is_square(labels):
+            self._states.add(node.id)
+        return labels if free and (whole or styled or node.id in self._states) else ()
 
     def _op_ragged_dot_general(self, node: Node) -> None:
         if self._is_kernel(node.operands[1]):

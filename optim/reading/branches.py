@@ -20,7 +20,7 @@ _NONLINEAR = frozenset(
     """.split()  # noqa: SIM905
 )
 # Linear in their data operands, besides `MOVES`.
-_LINEAR = frozenset(
+LINEAR = frozenset(
     """
     all_gather concatenate cumsum join last neg pad psum reduce_sum reduce_window_sum
     rev scan_in scan_out sum
@@ -532,7 +532,7 @@ class Branches:
         elif node.op == "select_n":
             mask, *cases = node.operands
             operands = [self._kept(mask, x) for x in cases]
-        elif node.op in MOVES or node.op in _LINEAR or _is_homogeneous(node):
+        elif node.op in MOVES or node.op in LINEAR or _is_homogeneous(node):
             operands = node.operands
         else:
             raise Failure(node)
@@ -625,6 +625,36 @@ class Branches:
             node, more = self.trunk(node.operands[0])  # the mean is subtracted
             factor *= more
         return factor
+
+    def gained(self, node: Node) -> tuple[Node, bool]:
+        """What a state, as in linear attention, gains in a step.
+
+        Returns:
+          The gain, or the node itself if it is none; whether it is that of a loop, and
+          does not depend on the state.
+        """
+        seen: set[int] = set()
+        carries: list[Node] = []
+        while (inner := self.trunk(node)[0]).id not in seen:
+            seen.add(inner.id)
+            states = {x.id: self._state(x) for x in inner.operands if x.data}
+            terms = [x for x in inner.operands if x.data and states[x.id] is None]
+            if inner.op == "carry" and inner.data:
+                carries.append(inner)
+                node = inner.operands[1]
+            elif inner.op in ("add", "sub") and len(terms) == 1:
+                carries += [x for x in states.values() if x and x.op == "carry"]
+                node = terms[0]
+            else:
+                break
+        return node, bool(carries) and not any(self.leads(x, node) for x in carries)
+
+    def _state(self, node: Node) -> Node | None:
+        """The earlier state that a value is, which may be multiplied by gates."""
+        node, _ = self.trunk(node)
+        if node.op in ("mul", *PRODUCTS):
+            return next(filter(None, map(self._state, node.operands)), None)
+        return node if node.op in ("carry", "add", "sub") else None
 
     def belongs_to_layer(self, node: Node) -> bool:
         """Whether a constant multiplies the layers before it, and nothing else."""

@@ -14,20 +14,21 @@ from ..scales.declare import Declarations
 from ..scales.paths import open_numbers
 from ..scales.table import Scales, some
 from .axes import Axes, Event, Use
-from .branches import Branch, Branches, End, Failure, place
+from .branches import LINEAR, Branch, Branches, End, Failure, place
 from .growth import grown, same_parametrization, twin
 from .heads import find_heads
 from .leaves import Leaves
 from .links import PRODUCTS
 from .lists import Pairing
 from .models import Reading
-from .program import Node, earlier, reach
+from .program import MOVES, Node, earlier, reach
 from .roles import Found, find_roles, remedy
 from .segments import segmented
 from .sums import Sum, Sums
 from .totals import Totals
 
 T = TypeVar("T")
+_MULTILINEAR = ("add", "sub", "mul", "carry", "last", "scan_out", *PRODUCTS)
 _ALIKE = 0.01  # constants count as equal if their logarithms differ by less
 
 
@@ -114,6 +115,7 @@ class Comparison:
         self._found: dict[str, ParamScale] = {}
         # By sum, the constants between it and the end of a branch that are not its own.
         self._of_branches: dict[int, float] = {}
+        self._of_kernels: set[int] = set()  # sums over a kernel that data changes
         self._leaves, small = large.leaves, others[0].leaves
         wide = others[1].leaves if len(others) > 1 else large.leaves
         to_small, to_wide = (Pairing(self._leaves, x) for x in (small, wide))
@@ -139,6 +141,7 @@ class Comparison:
           point: the parametrization; None for the one that the program implies.
         """
         self._check_loops()
+        self._settle_states()
         counted, depth = self._counted()
         added, ratio = self._added(counted)
         if added and depth == 1:
@@ -788,8 +791,40 @@ class Comparison:
                 carried |= self._carry_sum(each, wanted, growth, lacking)
         return growing
 
+    def _settle_states(self) -> None:
+        """Find whether what states start from is a kernel, or has entries of size one.
+
+        It is a kernel where what data add is as small as a kernel, e.g. (k v / n) in
+        linear attention, or the steps of an inner optimizer. Otherwise their sum needs
+        a factor of 1/n beside queries or results, and is an activation.
+        """
+        before = {self._key(self.small, each): each for each in self.small.sums.all}
+        for now in self.large.sums.all:
+            then = before.get(self._key(self.large, now))
+            at, params = self.large.axes.states.get(now.node.id, (0, ()))
+            if not params or then is None or now.size == then.size:
+                continue
+            term, _ = self.large.branches.gained(now.sides[at])
+            other, _ = self.small.branches.gained(then.sides[at])
+            ratio = self._side(self.large, term)[1] / self._side(self.small, other)[1]
+            step = self.large.branches.trunk(term)[0].backward
+            if step or _alike(ratio, then.size / now.size):
+                self._of_kernels.add(now.node.id)
+                continue
+            for param in params:
+                path = self.large.reading.path_of[param]
+                for model, name in ((self.large, path), (self.small, self.twin[path])):
+                    role = model.roles[name]
+                    if role is not None:
+                        axes = tuple(sorted((*role.in_axes, *role.out_axes)))
+                        model.roles[name] = dataclasses.replace(
+                            role, in_axes=(), out_axes=axes
+                        )
+
     def _lacks(self, now: Sum, then: Sum) -> float:
         """The factor that a sum needs beside the constants of the program."""
+        if now.node.id in self._of_kernels:
+            return 1.0
         scale, first = self.large.sums.constant(now), self.small.sums.constant(then)
         if scale is None or first is None:
             return 1.0
@@ -856,6 +891,9 @@ class Comparison:
         try:
             ends = model.branches.ends(node)
         except Failure:
+            term, accumulates = model.branches.gained(node)
+            if accumulates:
+                return self._side(model, term)
             return [], model.branches.inner(node) * model.branches.unit(node)
         kernels = [e for e in ends if e.is_kernel] or ends
         return ends, kernels[0].factor * kernels[0].unit
@@ -871,12 +909,20 @@ class Comparison:
             ),
         )
 
-    def _sources(self, model: _Model, node: Node) -> set[str]:
-        """The parameters of the nearest kernels before a node."""
+    def _sources(self, model: _Model, node: Node, *, linear: bool = False) -> set[str]:
+        """The parameters of the nearest kernels before a node.
+
+        Args:
+          linear: only those whose constants multiply the node, too.
+        """
 
         def sources(at: Node) -> list[Node]:
-            is_kernel = at.op in PRODUCTS and any(x.weight for x in at.operands)
-            return [] if is_kernel else [x for x in earlier(at) if x.data]
+            if at.op in PRODUCTS and any(x.weight for x in at.operands):
+                return []
+            if not linear:
+                return [x for x in earlier(at) if x.data]
+            same = at.op in MOVES or at.op in LINEAR or at.op in _MULTILINEAR
+            return [x for x in at.operands if x.data] if same else []
 
         return {
             model.reading.path_of[param]
@@ -894,6 +940,8 @@ class Comparison:
         known = {self.large.path(e) for b in every for e in b.ends}
         for each in sums:
             known |= self._all_params(each)
+            for side in each.sides:
+                known |= self._sources(self.large, side, linear=True)
         ratios = self._layer_ratios()
         for path, ratio in ratios.items():
             scale, role = self._found[path], self.large.roles[path]

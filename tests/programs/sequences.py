@@ -584,3 +584,48 @@ def linear_attention_whose_values_are_divided_by_the_depth(n, L):
 @program({"in": "I", "out": "O", r"b/\d/[qkvo]": "Hb"}, deep=True)
 def linear_attention_whose_values_are_divided_by_both(n, L):
     return linear_attention_in_branches(lambda d, L: 1, lambda d, L: 1 / d / L)(n, L)
+
+
+def linear_attention_by_scan(of_keys, of_terms, start):
+    """A model whose keys and terms of the state have these constants."""
+
+    def make(n, *_):
+        p = zeros(**{"in": (7, n)}, out=(n, 3))
+        p |= {name: jnp.zeros((n, n)) for name in "qkvo"}
+        size = n // 4
+        if start:
+            p["w"] = jnp.zeros((4, size, size))
+
+        def head(w, q, k, v):
+            def step(w, now):
+                q, k, v = now
+                w = 0.9 * w + jnp.outer(k, v) * of_terms(size)
+                return w, q @ w
+
+            return lax.scan(step, w, (q, k * of_keys(size), v))[1]
+
+        def call(p, x):
+            x = p["in"][x]
+            q, k, v = (heads(x @ p[name], size) for name in "qkv")
+            w = p.get("w", jnp.zeros((4, size, size)))
+            y = jax.vmap(jax.vmap(head), in_axes=(None, 0, 0, 0))(w, q, k, v)
+            return norm(x + flat(y) @ p["o"]) @ p["out"]
+
+        return p, T, call
+
+    return make
+
+
+@program({"in": "I", "out": "O", "[qkvo]": "H"})
+def linear_attention_whose_keys_are_divided(n):
+    return linear_attention_by_scan(lambda d: 1 / d, lambda d: 1, False)(n)
+
+
+@program({"in": "I", "out": "O", "[qkvo]": "H"})
+def linear_attention_whose_terms_are_divided(n):
+    return linear_attention_by_scan(lambda d: 1, lambda d: 1 / d, False)(n)
+
+
+@program({"in": "I", "out": "O", "[qkvo]": "H", "w": "V"}, carries={"q": 0.25})
+def linear_attention_without_a_factor_from_a_learned_state(n):
+    return linear_attention_by_scan(lambda d: 1, lambda d: 1, True)(n)
