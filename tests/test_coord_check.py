@@ -659,6 +659,13 @@ def test_recognizable_slopes_get_a_hint(changes, options, hint):
     assert any(hint in text for text in check.hints), check.hints
 
 
+def test_a_stream_after_a_branch_without_a_last_kernel_is_no_readout():
+    name = "stream after out"
+    facts = {"width": Facts(layers={name: (Layer("m.py:3", branch="out"),)})}
+    [hint] = named({name: 1.0}, facts=facts).hints
+    assert "learning rates are not scaled" in hint
+
+
 def test_what_is_ok_gets_no_hint():
     assert named({"hidden": 0.0, "readout": 0.01}, own_loss=True).hints == []
 

@@ -152,6 +152,15 @@ def test_a_base_with_one_layer_has_no_sum_over_layers():
     assert not any(s.depth != 1 for s in read(skips(32, 2), skips(8, 2)).values())
 
 
+@pytest.mark.parametrize("name", ["attention", "norms"])
+def test_a_base_with_one_layer_does_not_show_constants_of_layer_numbers(name):
+    [row] = [row for row in kit.ALL if row.name.startswith(f"{name}_divided_by_the_")]
+    target = row.models()[1]
+    params, inputs, call = row.make(8, 1)
+    with pytest.raises(ValueError, match=r"recent.py:\d+ differ between the layers"):
+        optim.infer_scales((call, params), target, inputs=inputs)
+
+
 def test_a_constant_that_changes_while_depth_stays_is_an_error():
     with pytest.raises(ValueError, match="same depth; use the same constant"):
         read(network(32, 2, attention=0.5, mlp=0.5))

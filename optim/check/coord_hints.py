@@ -73,7 +73,7 @@ class Facts(NamedTuple):
         return bool(growing & use.fan_in - use.table), bool(growing - fan_in)
 
     def is_readout(self, layer: str) -> bool:
-        path = self.of(layer).param or "output"
+        path = self.of(layer).param or layer
         if path not in self.parameters:
             return path.partition("/")[0] == "output"
         return self.grows(path) == (True, False)

@@ -776,7 +776,9 @@ class Comparison:
             then = before.get(key, [])
             if len({x.size for x in (*now, *then)}) < 2 or not then:
                 continue
-            for i, wanted in enumerate(_level(now, then, self._lacks)):
+            level = _level(now, then, self._lacks)
+            _check_several(level, now[-1].node, then)
+            for i, wanted in enumerate(level):
                 each, growth = now[i], now[i].size / then[i % len(then)].size
                 if growth == 1:
                     continue
@@ -968,6 +970,7 @@ class Comparison:
             if then:
                 one, other = ([node for _, node in x] for x in (now, then))
                 level = _level(one, other, self._ratio)
+                _check_several(level, one[-1], other)
                 found |= dict(zip([path for path, _ in now], level, strict=True))
         return found
 
@@ -1082,3 +1085,20 @@ def _level(
     if all(_alike(x, first[0]) for x in first):
         return [first[0]] * len(now)
     return [ratio(now[-1], then[-1])] * len(now)  # it depends on the share of layers
+
+
+def _check_several(level: Sequence[float], node: Node, then: Sequence[Any]) -> None:
+    """Raise a `ValueError` if layers have other constants, and the base has one layer.
+
+    Args:
+      level: the ratio of each layer of the target to the base's.
+      node: what has such a constant.
+      then: the layers of the base.
+    """
+    if len(then) == 1 and not all(x == level[0] or _alike(x, level[0]) for x in level):
+        at = f"at {node.line}" if node.line else f"of a {node.op!r}"
+        raise ValueError(
+            f"the constants {at} differ between the layers of the target, and the base "
+            "has one such layer, so that it does not show which factor belongs to the "
+            "width; build a base with at least two of these layers"
+        )
