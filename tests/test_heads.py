@@ -270,6 +270,17 @@ def test_an_unknown_partner_is_an_error():
         optim.muon(0.1, scales, partner=optim.adam, adam_weight_decay=0.1)
 
 
+def test_what_a_partial_partner_fixes_stays():
+    partner = functools.partial(optim.adamw, weight_decay=0.5)
+    tx = optim.muon(0.1, read("flat"), partner=partner)
+    params = jax.tree.map(jnp.ones_like, attention("flat")[0](32))
+    zero = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = tx.update(zero, tx.init(params), params)
+    np.testing.assert_allclose(updates["i"], -0.1 * 0.5, rtol=1e-5)
+    with pytest.raises(ValueError, match="takes no weight_decay; leave it out"):
+        optim.muon(0.1, read("flat"), partner=partner, adam_weight_decay=0.1)
+
+
 def test_a_partner_trains_its_segment_of_a_kernel_that_also_holds_a_matrix():
     def make(n):
         shapes = {"i": (5, n), "w": (n, n + 3), "r": (n, 3)}

@@ -146,7 +146,10 @@ def _partner(partner: Partner, learning_rate: optax.ScalarOrSchedule) -> Maker:
             f"partner={make!r} must be 'adamw', 'lion', or a function of a learning "
             "rate and scales that builds an optimizer, e.g. partner=optim.adam"
         )
-    taken, (decay, mask) = inspect.signature(make).parameters, partner.decay
+    # What a partial function fixes stays.
+    fixed = make.keywords if isinstance(make, functools.partial) else {}
+    taken = inspect.signature(make).parameters.keys() - fixed.keys()
+    decay, mask = partner.decay
     options = {"weight_decay": decay, "mask": mask, **partner.options}
     known = not isinstance(decay, jax.core.Tracer)
     if "weight_decay" not in taken and known and (callable(decay) or decay != 0):
@@ -209,7 +212,8 @@ def muon(
       partner: what trains all other parameters: "adamw", "lion", or a function of a
         learning rate and scales, e.g. `optim.adam`, or for a transform of your own
         `functools.partial(optim.build_optimizer, precondition=optax.scale_by_rms(),
-        family="adam")`. It gets those of the arguments `adam_...` that it takes.
+        family="adam")`. It gets those of the arguments `adam_...` that it takes and
+        that `functools.partial` does not fix.
       per_head: orthogonalize each head of attention by itself. `infer_scales` reads
         heads from the program, or from an axis that is declared as `heads`. In an axis
         of heads and their entries, one head follows the other.
@@ -548,8 +552,8 @@ def adam_h(
         schedule.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       b1, b2, eps, eps_root, mu_dtype: as in `adam`.
-      partner, per_head, split_fused: as in `muon`; a partner "adamw" has b1, b2, eps
-        and mu_dtype too.
+      partner, per_head, split_fused: as in `muon`; the partner gets b1, b2, eps and
+        mu_dtype too, where it takes them.
       partner_learning_rate, partner_weight_decay: as in `soap`.
 
     Raises:

@@ -201,7 +201,8 @@ class _RunResult(NamedTuple):
 class _Run:
     """Train a model of one size, and measure its activations after each step.
 
-    What follows `steps` is static, and filled in while the run is traced.
+    What follows `steps` is static, and filled in while the run is traced; `result`,
+    after it.
 
     Attributes:
       layers: what the program says of each layer.
