@@ -240,7 +240,7 @@ def test_texts_that_are_not_there_are_said_not_to_be(tmp_path, song):
 # --- Large files.
 
 
-def test_bytes_of_a_large_file_are_mapped(tmp_path):
+def test_bytes_are_read_window_by_window(tmp_path):
     """A gigabyte of holes opens at once."""
     path = tmp_path / "large.txt"
     with pathlib.Path(path).open("wb") as file:
@@ -250,6 +250,18 @@ def test_bytes_of_a_large_file_are_mapped(tmp_path):
     iterator = dataset.train(2, 0)
     assert next(iterator)["tokens"].sum() == 0
     iterator.close()
+
+
+@pytest.mark.parametrize("changed", [SONG[:100], SONG * 9, SONG.upper()])
+def test_a_file_that_changes_while_it_is_read_is_an_error_that_names_it(song, changed):
+    path = pathlib.Path(song)
+    dataset = open_song(path)
+    path.unlink()  # replaced, as editors and `mv` do
+    path.write_text(changed)
+    batches = dataset.train(4, 0)
+    with pytest.raises(UserError, match=f"{path} was changed .* to resume"):
+        list(itertools.islice(batches, 10))
+    batches.close()
 
 
 def test_a_directory_may_have_more_texts_than_a_process_may_open(tmp_path):
@@ -264,6 +276,14 @@ def test_a_directory_may_have_more_texts_than_a_process_may_open(tmp_path):
         assert len(list(itertools.islice(batches, 10))) == 10
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    batches.close()
+
+
+def test_a_text_that_is_deleted_while_it_is_read_is_an_error_that_names_it(song):
+    batches = open_song(song).train(4, 0)
+    pathlib.Path(song).unlink()
+    with pytest.raises(UserError, match=f"{song} cannot be read: No such file"):
+        list(itertools.islice(batches, 10))
     batches.close()
 
 

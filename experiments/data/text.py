@@ -23,8 +23,42 @@ _BYTES = 256
 _TOKENIZER = "tokenizer.json"
 _LARGEST = 2**30  # bytes of it
 _TEST_SHARE = 10  # one window in ten, if there is no test file
-_MAPPED = 2**24  # bytes of a file from which on it is mapped into memory
 _ENCODED = 64  # bytes of memory that a tokenizer takes for a byte of text, about
+
+
+class Bytes:
+    """The bytes of a file, which are read when they are taken.
+
+    Not a memory map: if the file were truncated, it would end the process by SIGBUS.
+    Nor an open file: a directory may have more of them than a process may open.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        """The file must not change: reading raises an error if it did."""
+        self._path, self._known = path, _version(path.stat())
+
+    def __len__(self) -> int:
+        return self._known[0]
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, _ = part.indices(len(self))
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                content = os.pread(file.fileno(), stop - start, start)
+                version = _version(os.fstat(file.fileno()))
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be read: {reason(error)}") from error
+        if version != self._known:
+            raise UserError(
+                f"{self._path} was changed while it was open; restore it, and run the "
+                "same command to resume"
+            )
+        return np.frombuffer(content, np.uint8)
+
+
+def _version(status: os.stat_result) -> tuple[int, int]:
+    """Size, and time of the last change, of a file."""
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +75,7 @@ class Windows:
       stop: the window after the last.
     """
 
-    files: Sequence[np.ndarray]
+    files: Sequence[np.ndarray | Bytes]
     context: int
     start: int
     stop: int
@@ -66,7 +100,7 @@ class Windows:
         return {"tokens": out}
 
 
-def window_count(files: Sequence[np.ndarray], context: int) -> int:
+def window_count(files: Sequence[np.ndarray | Bytes], context: int) -> int:
     """The number of windows of context + 1 tokens in the tokens of files."""
     return sum(max(0, len(tokens) - 1) // context for tokens in files)
 
@@ -83,9 +117,9 @@ def open_text(
 
     Args:
       path: a file, or a directory of *.txt files, which are read in the order of their
-        names. They must not change while the dataset is open. Bytes of large files are
-        mapped into memory; a tokenizer reads the whole text. Text is read as it is:
-        line ends stay, and no special tokens are added.
+        names. They must not change while the dataset is open. Bytes are read window by
+        window; a tokenizer reads the whole text. Text is read as it is: line ends stay,
+        and no special tokens are added.
       context: tokens that a model reads at once.
       tokenizer: see `open_tokenizer`.
       test_path: test text; by default the last tenth of the windows of `path`.
@@ -289,12 +323,10 @@ def _tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path:
     return path
 
 
-def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens of a text file; without a tokenizer, its bytes."""
+def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray | Bytes:
+    """The tokens of a text file; without a tokenizer, its bytes, read later."""
     if tokenizer.file is None:
-        small = path.stat().st_size < _MAPPED
-        # A map of each file of a directory would open too many files.
-        return np.fromfile(path, np.uint8) if small else np.memmap(path, np.uint8, "r")
+        return Bytes(path)
     memory.check(
         _ENCODED * path.stat().st_size,
         f"The tokens of {path}",
