@@ -156,7 +156,9 @@ def test_a_value_that_no_config_may_have_is_one_sentence(
     assert re.search(said, refused(folder, **changes))
 
 
-def test_a_config_of_nested_brackets_or_a_pipe_is_one_sentence(saved, tmp_path):
+def test_a_config_that_is_missing_a_pipe_or_nested_too_deeply_is_one_sentence(
+    saved, tmp_path
+):
     folder = tmp_path / "hostile"
     shutil.copytree(saved, folder)
     config = folder / "config.json"
@@ -164,6 +166,8 @@ def test_a_config_of_nested_brackets_or_a_pipe_is_one_sentence(saved, tmp_path):
     with pytest.raises(ValueError, match=r"config\.json cannot be read .*too deeply"):
         saving.load(folder)
     config.unlink()
+    with pytest.raises(ValueError, match=r"config\.json cannot be read .*No such file"):
+        zoo.load_pretrained(folder)
     os.mkfifo(config)
     with pytest.raises(ValueError, match=r"config\.json cannot be read .*regular file"):
         saving.load(folder)

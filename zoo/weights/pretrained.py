@@ -357,7 +357,7 @@ def _check_weights(path: pathlib.Path) -> None:
     files = next(filter(None, found), [])
     if not files and config.is_file() and "model_type" in _read_json(config):
         raise ValueError(f"{str(path)!r} holds no weights; add its {hub.WEIGHTS}")
-    if not files:
+    if not files or files[0].name == saving.WEIGHTS:  # ours; its config is missing
         return
     first = files[0]
     remedy = foreign.how_to_convert(files)
