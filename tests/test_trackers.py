@@ -164,14 +164,15 @@ def test_mlflow_continues_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
     for step in (1, 2):
-        (tracker,) = open_trackers(tmp_path, {"model": {"width": 8}}, mlflow="mine")
+        settings = {"modules": {"^embed": {"init_scale": 8.0}}}
+        (tracker,) = open_trackers(tmp_path, settings, mlflow="mine")
         tracker.write(step, {"loss": 1.0 / step})
         tracker.close()
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("mine")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.run_name == tmp_path.name
-    assert run.data.params == {"model.width": "8"}
+    assert run.data.params == {"modules._embed.init_scale": "8.0"}
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 0.5)]
     assert all(m.timestamp > 1_700_000_000_000 for m in history)  # ms since 1970

@@ -6,6 +6,7 @@ A resumed run continues its runs there, whose ids are kept in the run directory.
 import contextlib
 import math
 import pathlib
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -130,7 +131,10 @@ def _mlflow(experiment: str, folder: pathlib.Path, settings: dict[str, Any]) -> 
     else:
         at = mlflow.set_experiment(experiment).experiment_id
         run = client.create_run(at, run_name=folder.name).info.run_id
-        mlflow.log_params(flatten_dict(settings, sep="."), run_id=run)
+        flat = flatten_dict(settings, sep=".").items()
+        # MLflow refuses other characters, e.g. those of the patterns of `modules`.
+        names = {re.sub(r"[^\w\-. /:]", "_", k, flags=re.ASCII): v for k, v in flat}
+        mlflow.log_params(names, run_id=run)
         io.write_durably(known, run)
     return (
         lambda step, values: mlflow.log_metrics(values, step, run_id=run),
