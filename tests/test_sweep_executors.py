@@ -66,6 +66,16 @@ def test_a_worker_that_died_is_named_with_the_way_to_resume(tmp_path):
         swept(tmp_path, futures)
 
 
+def test_processes_that_would_hang_are_refused_with_those_that_do_not(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    with (
+        concurrent.futures.ProcessPoolExecutor(1, mp_context=fork) as pool,
+        pytest.raises(UserError, match=r"hang; pass executor=.*\('spawn'\)"),
+    ):
+        training.run_all(TASKS, None, tmp_path / "runs", engine.Limits(), pool)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_worker_without_the_folder_of_runs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "_SOON", 0.1)
     with pytest.raises(UserError, match="on a disk that all workers share"):

@@ -35,7 +35,7 @@ from .engine import Limits as Limits
 from .functions import KEY, FunctionTask
 from .results import Population, Sizes
 from .store import Store
-from .training import STORED, train
+from .training import PROCESSES, STORED, train
 
 _RESERVED = ("key", "model", "width", "depth")
 
@@ -468,7 +468,7 @@ def _check_executor(executor: Any, task: FunctionTask) -> None:
     if executor is not None and not hasattr(executor, "submit"):
         raise UserError(
             f"executor={executor!r} has no method submit; pass a "
-            "concurrent.futures.Executor, e.g. ProcessPoolExecutor(2), or "
+            f"concurrent.futures.Executor, e.g. {PROCESSES}, or "
             "client.get_executor() of Dask"
         )
     if not isinstance(executor, concurrent.futures.ProcessPoolExecutor):

@@ -32,6 +32,7 @@ STORED = "runs"  # folder of the finished runs, in the folder of the sweep
 _SOON = 2.0  # seconds until a worker sees a new folder on a shared disk
 
 Executor = concurrent.futures.Executor
+PROCESSES = "ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('spawn'))"
 
 
 def train(
@@ -133,7 +134,8 @@ def run_all(
         terminal; None for neither.
 
     Raises:
-      UserError: a task raised it, or its worker died. The other tasks end first.
+      UserError: a task raised it, or its worker died. The other tasks end first. Or the
+        executor forks.
     """
     console = console or rich.console.Console(quiet=True)
     bar = progress_bars.bar(
@@ -190,6 +192,12 @@ def _run_on(
     limits: engine.Limits,
     advance: Callable[[Task, int], None],
 ) -> list[Population]:
+    context = getattr(executor, "_mp_context", None)
+    if context is not None and context.get_start_method() == "fork":
+        raise UserError(
+            "forked processes share locks of JAX's threads, and hang; pass "
+            f"executor={PROCESSES}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     # The largest first, so that all workers end at about the same time.
     order = sorted(tasks, key=lambda task: -task.work)
