@@ -82,7 +82,7 @@ def assert_flat(check):
     assert worst < 0.02, str(check)
 
 
-# All optimizers, in branches: test_matrix_optimizers.py.
+# Others, in branches: test_matrix_optimizers.py, and Lion in test_zoo_coord_long.py.
 ADAM = pytest.param("adam", marks=pytest.mark.long)
 
 

@@ -206,7 +206,8 @@ def muon(
     batch size), but no SDE of Muon is published, and no rule for beta.
 
     Args:
-      learning_rate, scales: as in `build_optimizer`.
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
       weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
         all weights that sum over inputs, of Muon and of Adam.
       partner: what trains all other parameters: "adamw", "lion", or a function of a
@@ -311,7 +312,8 @@ def soap(
     step of orthogonal iteration, and is not distributed over devices.
 
     Args:
-      learning_rate, scales: as in `build_optimizer`.
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
       b1, b2, eps: as in Adam, those of the base model.
       weight_decay, mask: of the hidden matrices, as in `adamw`.
       mu_dtype: dtype of the average of gradients.
@@ -471,7 +473,8 @@ def scion(
     `sign_learning_rate`); constrained Scion has the weight decay 1/radius.
 
     Args:
-      learning_rate, scales: as in `build_optimizer`.
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
       b1: memory of the average of gradients, 1 - α of the paper.
       weight_decay, mask: as in `adamw`.
       mu_dtype, ns_coeffs, ns_steps, eps: as in `muon`.

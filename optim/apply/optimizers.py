@@ -106,7 +106,8 @@ def sgd(
     """`optax.sgd` with scaled learning rates, the same at any depth under Depth-μP.
 
     Args:
-      learning_rate, scales: as in `build_optimizer`.
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
       momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
 
     Raises:
@@ -146,7 +147,8 @@ def adam(
     """`optax.adam` with scaled learning rates, and gradients normalized against eps.
 
     Args:
-      learning_rate, scales: as in `build_optimizer`.
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
       b1, b2, eps, eps_root, mu_dtype, nesterov: as in `optax.adam`, those of the
         base model.
 
@@ -187,7 +189,8 @@ def adamw(
     """`optax.adamw`, scaled; learning rate times weight decay is the same at any size.
 
     Args:
-      learning_rate, scales: as in `build_optimizer`.
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
       b1, b2, eps, eps_root, mu_dtype, weight_decay, nesterov: as in `optax.adamw`,
         those of the base model. The decay is added after the scaling.
       mask: what decays, as in Optax; or "matrices" for the weights that sum over
@@ -233,7 +236,8 @@ def lion(
     """`optax.lion` with learning rates scaled as Adam's: its updates have size one.
 
     Args:
-      learning_rate, scales: as in `build_optimizer`.
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
       b1, b2, mu_dtype, weight_decay: as in `optax.lion`, those of the base model.
       mask: as in `optim.adamw`.
 
@@ -282,7 +286,8 @@ def lamb(
     not cover that case, and `init` warns of it.
 
     Args:
-      learning_rate, scales: as in `build_optimizer`.
+      learning_rate: that of the base model, a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
       b1, b2, eps, eps_root, weight_decay: as in `optax.lamb`, those of the base.
       mask: as in `optim.adamw`.
 
