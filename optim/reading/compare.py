@@ -777,7 +777,8 @@ class Comparison:
             if len({x.size for x in (*now, *then)}) < 2 or not then:
                 continue
             level = _level(now, then, self._lacks)
-            _check_several(level, now[-1].node, then)
+            if _is_unknown(level, then):
+                raise _of_one_layer(now[0].node)
             for i, wanted in enumerate(level):
                 each, growth = now[i], now[i].size / then[i % len(then)].size
                 if growth == 1:
@@ -955,6 +956,9 @@ class Comparison:
                 continue
             if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
                 continue
+            if math.isnan(ratio):
+                assert role.node is not None
+                raise _of_one_layer(role.node)
             if self.large.sums.is_scale_free(self._param(path)):
                 self._check_norm(path, role, ratio)  # weight normalization
                 continue
@@ -962,7 +966,10 @@ class Comparison:
                 self._multiply(path, 1 / ratio)
 
     def _layer_ratios(self) -> dict[str, float]:
-        """The constants on each parameter's layer, over those in the base."""
+        """The constants on each parameter's layer, over those in the base.
+
+        NaN where layers have several, and the base has one layer.
+        """
         small, large = self._kinds(self.small), self._kinds(self.large)
         found: dict[str, float] = {}
         for (name, shapes), now in large.items():
@@ -970,7 +977,8 @@ class Comparison:
             if then:
                 one, other = ([node for _, node in x] for x in (now, then))
                 level = _level(one, other, self._ratio)
-                _check_several(level, one[-1], other)
+                if _is_unknown(level, other):
+                    level = [math.nan] * len(now)
                 found |= dict(zip([path for path, _ in now], level, strict=True))
         return found
 
@@ -1087,18 +1095,17 @@ def _level(
     return [ratio(now[-1], then[-1])] * len(now)  # it depends on the share of layers
 
 
-def _check_several(level: Sequence[float], node: Node, then: Sequence[Any]) -> None:
-    """Raise a `ValueError` if layers have other constants, and the base has one layer.
+def _is_unknown(level: Sequence[float], then: Sequence[Any]) -> bool:
+    """Whether layers differ in their ratio to the base's, which has only one."""
+    return len(then) == 1 and not all(
+        x == level[0] or _alike(x, level[0]) for x in level
+    )
 
-    Args:
-      level: the ratio of each layer of the target to the base's.
-      node: what has such a constant.
-      then: the layers of the base.
-    """
-    if len(then) == 1 and not all(x == level[0] or _alike(x, level[0]) for x in level):
-        at = f"at {node.line}" if node.line else f"of a {node.op!r}"
-        raise ValueError(
-            f"the constants {at} differ between the layers of the target, and the base "
-            "has one such layer, so that it does not show which factor belongs to the "
-            "width; build a base with at least two of these layers"
-        )
+
+def _of_one_layer(node: Node) -> ValueError:
+    at = f"at {node.line}" if node.line else f"of a {node.op!r}"
+    return ValueError(
+        f"the constants {at} differ between the layers of the target, and the base has "
+        "one such layer, so that it does not show which factor belongs to the width; "
+        "build a base with at least two of these layers"
+    )
