@@ -555,6 +555,8 @@ class Comparison:
         for key in places.keys() & small.keys():
             now = [pairs[i][0].constant for i in places[key]]
             level = _level(now, small[key], lambda a, b: a / b)
+            if _is_unknown(level, small[key]):
+                raise _of_one_layer(pairs[places[key][0]][0].add)
             for i, ratio in zip(places[key], level, strict=True):
                 ratios[i] = ratio
         return ratios
