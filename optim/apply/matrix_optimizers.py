@@ -214,7 +214,8 @@ def muon(
         learning rate and scales, e.g. `optim.adam`, or for a transform of your own
         `functools.partial(optim.build_optimizer, precondition=optax.scale_by_rms(),
         family="adam")`. It gets those of the arguments `adam_...` that it takes and
-        that `functools.partial` does not fix.
+        that `functools.partial` does not fix. Under `optax.inject_hyperparams`, which
+        calls functions as schedules, name it in `static_args`.
       per_head: orthogonalize each head of attention by itself. `infer_scales` reads
         heads from the program, or from an axis that is declared as `heads`. In an axis
         of heads and their entries, one head follows the other.
