@@ -144,11 +144,13 @@ def test_flags_set_any_key_of_a_target_as_a_file_does():
 
 def test_flags_set_options_that_the_config_leaves_out():
     words = ["model.remat=True", "optimizer.b1=0.8", "data.image_size=(4, 4)"]
+    words += ["wandb=2024", "init_from=None"]
     argv = ["train", "--config=digits", *(f"--config.{word}" for word in words)]
     config = flags.parse(argv).config
     assert config.model.remat is True
     assert config.optimizer.b1 == 0.8
     assert config.data.image_size == (4, 4)
+    assert (config.wandb, config.init_from) == ("2024", None)
     assert config.model.name == "resmlp"
 
 

@@ -198,8 +198,9 @@ _PATH = re.compile(r"[^\W\d]\w*(?:\.\w+|\['[^'\]]+'\]|\[\"[^\"\]]+\"\])*")
 def override(config: "ConfigDict", words: Iterable[str]) -> None:
     """Set keys of a config, e.g. --config.model.width=64; whole sections come first.
 
-    A value is a Python literal, or else text. Keys that are missing are added: whether
-    they exist, and which values they take, is checked when the config is parsed.
+    A value is a Python literal, or else text; of a key of text, None or text. Keys that
+    are missing are added: whether they exist, and which values they take, is checked
+    when the config is parsed.
 
     Raises:
       UserError: a path that is none, or that leads into a value.
@@ -239,7 +240,7 @@ def _value(path: str, text: str, section: "ConfigDict", key: str) -> Any:
     """The value of an override, of the kind of the key."""
     before = section.get(key)
     if key in section and section.get_type(key) is str:
-        return text
+        return None if text == "None" else text
     try:
         value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
