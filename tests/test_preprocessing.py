@@ -358,7 +358,7 @@ def test_the_pipeline_takes_a_mean_and_a_deviation():
     inputs = np.asarray(dataset.normalize(batch)["image"])
     expected = (batch["image"] / 255 - 0.5) / 0.25
     np.testing.assert_allclose(inputs, expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match="std is None; set both mean and std"):
+    with pytest.raises(UserError, match="std is None; set both, or neither"):
         data.open_dataset("fake:8x8x3:5", mean=(0.5,) * 3)
     with pytest.raises(UserError, match=r"std is .*from 1e-06 to 1e\+06"):
         data.open_dataset("fake:8x8x3:5", mean=(0.5,) * 3, std=(1e-40,) * 3)

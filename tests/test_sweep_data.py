@@ -168,8 +168,9 @@ def test_a_training_config_gets_the_section_that_is_overridden():
     assert space.sizes_of(found.target) == (256, 16)
     assert found.axes["b1"] == (0.8, 0.9)
     assert found.base.batch_size == 32
+    wrong = parse(["sweep", "--config=digits", "--config.sweep.sedes=4"]).config
     with pytest.raises(UserError, match="sedes"):
-        parse(["sweep", "--config=digits", "--config.sweep.sedes=4"])
+        space.parse_sweep(wrong)
 
 
 def test_only_some_of_the_parametrizations_are_swept(song):

@@ -225,7 +225,7 @@ def test_any_value_of_any_key_is_parsed_or_refused_in_one_sentence():
     [
         ({"augment": (1,)}, "a value in augment is 1"),
         ({"augment": ({"name": ["flip"]},)}, "no augmentation ['flip']"),
-        ({"data": {"mean": "", "std": 1}}, "mean is ''"),
+        ({"data": {"mean": "", "std": 1}}, "mean='' must be a tuple"),
     ],
 )
 def test_a_value_of_another_type_names_its_key(keys, said):

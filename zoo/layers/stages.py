@@ -202,4 +202,4 @@ def last_norm_factor(model: Staged, path: str) -> float:
         return 1.0
     block = getattr(model.stages[int(parts[1])], parts[2])
     is_last = parts[3:5] == ["norms", str(len(block.norms) - 1)]
-    return model.plan.branch if is_last and block.residual else 1.0
+    return block.branch if is_last and block.residual else 1.0
