@@ -10,6 +10,7 @@ import scipy.stats
 from benchmarks import (
     branch_alpha,
     drift,
+    embedding_rate,
     grouped_queries,
     joint,
     optimizers_transfer,
@@ -187,6 +188,19 @@ def test_what_tuning_costs():
         assert (min(runs), max(runs)) == (least, most)
     grids = [compared.tuning("sp") for compared in tuned_sp.COMPARISONS.values()]
     assert (min(grids), max(grids)) == (28, 60)
+
+
+def test_what_the_docs_say_of_the_rate_of_embeddings():
+    for tokens, falls, gains in (
+        (256, (0.0, 0.96), (1.7, 2.9)),
+        (2048, (0.06, 0.91), (11, 12.8)),
+    ):
+        judged = embedding_rate.judged(tokens)
+        assert judged.trend.interval == pytest.approx((-falls[1], -falls[0]), abs=0.006)
+        assert judged.regret.high < 0.005
+        means = [cell.loss.mean(axis=0) for cell in judged.cells]
+        found = [100 * (1 - mean[4] / mean[0]) for mean in means]
+        assert (min(found), max(found)) == pytest.approx(gains, abs=0.06)
 
 
 def test_what_the_results_say_of_alpha():
