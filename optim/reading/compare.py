@@ -586,6 +586,8 @@ class Comparison:
         Returns:
           The part, and whether it is that of the kernels which end the branch.
         """
+        if _alike(ratio, 1):
+            return 1.0, False
         points = [point] if point else map(parametrization, ("depth_mup", "completep"))
         wanted = [1.0, *(depth**-p.alpha for p in points)] if depth != 1 else [1.0]
         sums = self._sums_before(branch, like)
