@@ -1,4 +1,4 @@
-"""Durable writes, locks between processes, and JSON with checksums."""
+"""Durable writes, locks between processes, and JSON."""
 
 import contextlib
 import csv
@@ -11,14 +11,12 @@ import secrets
 import stat
 import tempfile
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mupax.zoo.addresses import public
 from mupax.zoo.weights.files import read_bytes
 
-SEAL = "crc"  # the key of a record's checksum
 APPEARS_WITHIN = 10.0  # seconds
 LARGEST = 2**30  # bytes of a file of records
 
@@ -28,7 +26,7 @@ class Busy(Exception):
 
 
 class Damaged(ValueError):
-    """A file was changed or truncated after it was written."""
+    """A file holds no such record, e.g. because it was truncated."""
 
 
 # ----- Durable writes.
@@ -157,70 +155,35 @@ def locked(path: pathlib.Path, *, wait: bool = True) -> Iterator[None]:
         lock.release()
 
 
-# ----- Sealed JSON.
+# ----- JSON.
 
 
-def seal(record: dict[str, Any]) -> dict[str, Any]:
-    """A record as JSON reads it back, with a checksum of its other keys.
-
-    Addresses lose user, password and query.
-
-    Examples:
-      >>> seal({"step": 3})
-      {'crc': 590335763, 'step': 3}
-    """
-    plain = public(json.loads(json.dumps(record)))
-    plain.pop(SEAL, None)
-    return {SEAL: _checksum(plain), **plain}
-
-
-def unseal(record: Any, *, required: bool = False) -> dict[str, Any]:
-    """Check the checksum of a record from JSON, and remove it.
-
-    `required` refuses a record without a checksum, e.g. one written by hand.
-
-    Raises:
-      Damaged: not a record, or the checksum is wrong.
-    """
-    if not isinstance(record, dict):
-        raise Damaged("it is not a JSON object")
-    plain = dict(record)
-    if required and SEAL not in plain:
-        raise Damaged("it has no checksum")
-    if SEAL in plain and plain.pop(SEAL) != _checksum(plain):
-        raise Damaged("its checksum does not match its content")
-    return plain
-
-
-def parse_sealed(text: str | bytes, *, required: bool = False) -> dict[str, Any]:
-    """Parse a JSON record, and check and remove its checksum; see `unseal`."""
+def parse(text: str | bytes) -> dict[str, Any]:
+    """A JSON object; raises `Damaged` for any other text."""
     try:
         record = json.loads(text)
     # Damaged text may be invalid UTF-8, or nested too deeply.
     except (ValueError, RecursionError) as error:
         raise Damaged(f"it is not JSON: {error}") from None
-    return unseal(record, required=required)
+    if not isinstance(record, dict):
+        raise Damaged("it is not a JSON object")
+    return record
 
 
-def write_sealed(path: pathlib.Path, record: dict[str, Any]) -> None:
-    """Write a record as JSON with a checksum, durably."""
-    write_durably(path, json.dumps(seal(record), indent=1) + "\n")
+def write_json(path: pathlib.Path, record: dict[str, Any]) -> None:
+    """Write a record as JSON, durably. Addresses lose user, password and query."""
+    write_durably(path, json.dumps(public(record), indent=1) + "\n")
 
 
-def read_sealed(path: pathlib.Path, *, required: bool = False) -> dict[str, Any]:
-    """Read a record that `write_sealed` wrote; see `unseal`.
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Read a JSON object.
 
     Raises:
-      Damaged: the file was changed or truncated.
+      Damaged: it is none, e.g. a part of one.
       OSError: the file cannot be read.
     """
     try:
         text = read_bytes(path, LARGEST)
     except ValueError as error:
         raise Damaged(str(error)) from None
-    return parse_sealed(text, required=required)
-
-
-def _checksum(plain: dict[str, Any]) -> int:
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return zlib.crc32(text.encode())
+    return parse(text)

@@ -115,7 +115,7 @@ def run(
         summary["verdicts"] = swept.verdicts
         data = dataclasses.replace(swept, trained=shown, compared=compared)
         with writing(directory):
-            io.write_sealed(directory / "summary.json", summary)
+            io.write_json(directory / "summary.json", summary)
             page = report.write_report(data, directory)
         report.print_target(data, console)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)

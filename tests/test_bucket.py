@@ -620,7 +620,7 @@ def test_a_transfer_that_is_killed_everywhere_ends_as_one_that_is_not(run, tmp_p
     os.environ["MUPAX_CACHE"] = str(tmp_path / "last")
     with runs.opened(run, writes=False) as folder:
         ours, theirs = (
-            io.read_sealed(p / "summary.json") for p in (folder, tmp_path / "whole")
+            io.read_json(p / "summary.json") for p in (folder, tmp_path / "whole")
         )
         for key in ("transfer", "verdicts"):
             assert ours[key] == theirs[key]

@@ -1,14 +1,11 @@
 """A damaged run directory: every outcome is right, recovered, or one sentence."""
 
-import json
 import logging
 import pathlib
 import random
 
-import mutations
 import pytest
 
-from mupax.experiments import io
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import records, workdir
 from mupax.experiments.run.records import Records
@@ -59,19 +56,12 @@ def test_a_log_reads_back_what_was_written(tmp_path):
     assert resumed(tmp_path, 60).lines == lines
 
 
-def test_each_line_carries_a_checksum_beside_the_numbers(tmp_path):
-    write(tmp_path, [{"step": 3, "loss": 0.5}])
-    line = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert {k: v for k, v in line.items() if k != io.SEAL} == {"step": 3, "loss": 0.5}
-    assert isinstance(line[io.SEAL], int)
-
-
 def test_a_line_cut_short_by_a_kill_does_not_spoil_the_next(tmp_path):
     """A torn line at the end, all whole lines being kept, once merged with the next."""
     lines = lines_of(20)
     write(tmp_path, lines)
     path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text() + '{"crc": 12, "step": 22, "lo')
+    path.write_text(path.read_text() + '{"step": 22, "lo')
     again = Records(tmp_path, 20)
     more = {"step": 22, "loss": 0.25}
     again.add(more)
@@ -90,12 +80,12 @@ def test_lines_after_the_checkpoint_are_written_again_once(tmp_path):
     assert records.read(tmp_path) == lines
 
 
-def test_a_changed_number_is_named_and_not_used(tmp_path, warned):
+def test_a_damaged_line_is_named_and_not_used(tmp_path, warned):
     lines = lines_of(20)
     write(tmp_path, lines)
     path = tmp_path / "metrics.jsonl"
     texts = path.read_text().splitlines()
-    texts[4] = texts[4].replace('"step": 8', '"step": 9')
+    texts[4] = texts[4].replace('"step": 8', '"st')
     path.write_text("\n".join(texts) + "\n")
     again = resumed(tmp_path, 20, count=len(lines))
     assert again.lines == lines[:4] + lines[5:]
@@ -115,55 +105,15 @@ def test_the_log_of_another_kind_of_file_is_one_sentence(tmp_path):
         Records(tmp_path, 0)
 
 
-def check_log(folder: pathlib.Path, seed: int, warned) -> str:
-    """Damage a log; what is used was written, and what is not used is named."""
-    rng = random.Random(seed)
-    lines = lines_of(40)
-    write(folder, lines)
-    upto = rng.choice([20, 40])
-    wanted = [line for line in lines if line["step"] <= upto]
-    path = folder / "metrics.jsonl"
-    before = path.read_bytes().split(b"\n")
-    kind = mutations.mutate(path, rng)
-    after = set(path.read_bytes().split(b"\n")) if path.exists() else set()
-    known = len(warned())
-    again = resumed(folder, upto, count=len(wanted))
-    for line in again.lines:
-        assert line in wanted, (kind, line)
-    texts = zip(lines, before, strict=False)
-    intact = [line for line, text in texts if text in after and line in wanted]
-    assert all(line in again.lines for line in intact), kind
-    assert again.lines == [line for line in wanted if line in again.lines]
-    assert records.read(folder) == again.lines
-    if again.lines == wanted:
-        return "right"
-    assert len(warned()) > known, kind
-    return "named"
-
-
-def check_settings(folder: pathlib.Path, seed: int) -> str:
-    """Damage the settings; the run is refused, and never taken up by another."""
-    with workdir.claim(folder, SETTINGS):
-        write(folder, lines_of(4))
-    mutations.mutate(folder / "experiment.json", random.Random(seed))
-    with pytest.raises(UserError), workdir.claim(folder, {**SETTINGS, "lr": 0.1}):
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_a_run_whose_settings_are_lost_is_refused(tmp_path, text):
+    with workdir.claim(tmp_path, SETTINGS):
         pass
-    try:
-        with workdir.claim(folder, SETTINGS):
-            pass
-    except UserError as error:
-        said = str(error)
-        assert "choose another --workdir" in said
-        return "refused"
-    assert io.read_sealed(folder / "experiment.json", required=True) == SETTINGS
-    return "right"
-
-
-@pytest.mark.parametrize("seeds", mutations.seeds(20, 350))
-def test_mutated_logs(tmp_path, warned, seeds):
-    mutations.many(check_log, tmp_path, seeds, warned)
-
-
-@pytest.mark.parametrize("seeds", mutations.seeds(20, 200))
-def test_mutated_settings(tmp_path, seeds):
-    mutations.many(check_settings, tmp_path, seeds)
+    path = tmp_path / "experiment.json"
+    path.write_text(text)
+    with (
+        pytest.raises(UserError, match=r"is damaged .*choose another --workdir"),
+        workdir.claim(tmp_path, SETTINGS),
+    ):
+        pass
+    assert path.read_text() == text

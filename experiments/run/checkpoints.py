@@ -1,4 +1,4 @@
-"""Checkpoints of a run: asynchronous, with checksums."""
+"""Checkpoints of a run, which Orbax writes in the background."""
 
 import contextlib
 import errno
@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
-from jaxtyping import Array, UInt32
 
 from .. import io
 from ..errors import UserError, reason
@@ -97,17 +95,15 @@ class Checkpoints:
             state = gathered(jax.tree.map(_words, state))
         if self._manager is None:
             return
-        # Orbax detects truncated files, but not flipped bits in arrays.
-        content = io.seal({"progress": progress, "checksums": _sums(state)})
         with self._writing():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    progress=ocp.args.JsonSave(content),
+                    progress=ocp.args.JsonSave(progress),
                 ),
                 # Orbax warns if there are no metrics.
-                metrics=io.seal({"score": math.inf if score is None else score}),
+                metrics={"score": math.inf if score is None else score},
             )
 
     def wait(self) -> None:
@@ -177,7 +173,9 @@ class Checkpoints:
             if not self._alone:  # a network disk may hide it from other processes
                 io.appears(self.path(step))
             if self._manager:
-                state, progress = self._read(self._manager, step, wanted)
+                path = self.path(step)
+                state = _read(path, wanted, alone=self._alone)
+                progress = read_progress(path)
         # A damaged file can raise anything, from TensorStore, msgpack or json.
         except Exception as error:
             raise UserError(
@@ -192,23 +190,6 @@ class Checkpoints:
 
     def path(self, step: int) -> pathlib.Path:
         return self._folder / str(step)
-
-    def _read(
-        self, manager: ocp.CheckpointManager, step: int, like: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        abstract = _abstract(like)
-        _check_shapes(self.path(step), abstract)
-        content = manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract),
-                progress=ocp.args.JsonRestore(),
-            ),
-        )
-        state = _with_keys(content["state"], like)
-        content = io.unseal(content["progress"], required=True)
-        _check_sums(state, content)
-        return state, content["progress"]
 
 
 @contextlib.contextmanager
@@ -313,7 +294,7 @@ logging.getLogger("absl").addFilter(_is_news)
 
 
 def _score(metrics: Any) -> float:
-    return float(io.unseal(metrics, required=True)["score"])
+    return float(metrics["score"])
 
 
 def load_weights(
@@ -357,22 +338,8 @@ def read_weights(
     if alone and jax.process_index() > 0:
         found = scattered(like, wanted)
         return found[weights], found["rest"]
-    abstract = _abstract(like)
-    options: Any = {"multiprocessing_options": _ALONE if alone else _TOGETHER}
-    handler = ocp.PyTreeCheckpointHandler(**options)
     try:
-        _check_shapes(checkpoint, abstract)
-        with ocp.Checkpointer(handler, **options) as reader:
-            found = reader.restore(
-                checkpoint.absolute() / "state",
-                args=ocp.args.PyTreeRestore(
-                    item=abstract,
-                    restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
-                    partial_restore=True,
-                ),
-            )
-        found = _with_keys(found, like)
-        _check_sums(found, read_progress(checkpoint))
+        found = _read(checkpoint, like, alone=alone)
     except Exception as error:  # see Checkpoints.restore
         raise UserError(
             f"{checkpoint} does not hold weights of this model ({reason(error)}); give "
@@ -382,21 +349,48 @@ def read_weights(
     return found[weights], found["rest"]
 
 
+def _read(checkpoint: pathlib.Path, like: Any, *, alone: bool) -> Any:
+    """The arrays of a checkpoint, or some of them. Any exception is of a damaged one.
+
+    `like` has NumPy arrays for NumPy arrays.
+    """
+    abstract = jax.tree.map(
+        # NumPy arrays stay, so that Orbax returns such.
+        lambda x: (
+            x if isinstance(x, np.ndarray) else ocp.utils.to_shape_dtype_struct(x)
+        ),
+        like,
+    )
+    _check_shapes(checkpoint, abstract)
+    options: Any = {"multiprocessing_options": _ALONE if alone else _TOGETHER}
+    handler = ocp.PyTreeCheckpointHandler(**options)
+    with ocp.Checkpointer(handler, **options) as reader:
+        found = reader.restore(
+            checkpoint.absolute() / "state",
+            args=ocp.args.PyTreeRestore(
+                item=abstract,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+                partial_restore=True,
+            ),
+        )
+    # Random keys, where their words were gathered.
+    return jax.tree.map(
+        lambda leaf, k: as_key(leaf, k) if is_key(k) and not is_key(leaf) else leaf,
+        found,
+        like,
+    )
+
+
 def read_progress(checkpoint: pathlib.Path) -> dict[str, Any]:
-    """The keys "progress" and "checksums" of a checkpoint; raises `io.Damaged`."""
-    text = (checkpoint / "progress" / "metadata").read_bytes()
-    return io.parse_sealed(text, required=True)
+    """The progress that `Checkpoints.save` wrote; raises `io.Damaged`."""
+    return io.read_json(checkpoint / "progress" / "metadata")
 
 
 def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
     """Raise ValueError if a checkpoint lacks an array or has it in another shape.
 
     Orbax would detect this only while it reads, and leave its other reads unfinished.
-    It would read a pipe or a device for ever.
     """
-    for path in checkpoint.rglob("*"):
-        if not (path.is_file() or path.is_dir()):
-            raise ValueError(f"{path.name} is not a regular file")
     stored = ocp.PyTreeCheckpointHandler().metadata(checkpoint.absolute() / "state")
     in_file = _named(stored.tree)
     for name, leaf in _named(like).items():
@@ -409,25 +403,6 @@ def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
             raise ValueError(f"its {name} has shape {actual}; expected {shape}")
 
 
-def _abstract(like: Any) -> Any:
-    """Shapes, dtypes and shardings; NumPy arrays stay, so that Orbax returns such."""
-
-    def of(leaf: Any) -> Any:
-        is_numpy = isinstance(leaf, np.ndarray)
-        return leaf if is_numpy else ocp.utils.to_shape_dtype_struct(leaf)
-
-    return jax.tree.map(of, like)
-
-
-def _with_keys(tree: Any, like: Any) -> Any:
-    """Random keys, where their words were gathered."""
-    return jax.tree.map(
-        lambda leaf, k: as_key(leaf, k) if is_key(k) and not is_key(leaf) else leaf,
-        tree,
-        like,
-    )
-
-
 def _words(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
@@ -438,43 +413,3 @@ def _empty(leaf: Any) -> np.ndarray:
         words = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         leaf = jax.eval_shape(jax.random.key_data, words)
     return np.empty(leaf.shape, leaf.dtype)
-
-
-def _check_sums(state: Any, content: dict[str, Any]) -> None:
-    """Compare arrays, or some of them, with the checksums of a checkpoint."""
-    for name, value in _sums(state).items():
-        if content["checksums"].get(name) != value:
-            raise ValueError(f"its {name} was altered")
-
-
-def _sums(tree: Any) -> dict[str, int]:
-    """`_checksums` by name, also of NumPy arrays."""
-    leaves = jax.tree.leaves(tree)
-    if all(isinstance(leaf, np.ndarray) for leaf in leaves):
-        words = {1: np.uint8, 2: np.uint16}
-        parts = (
-            np.ascontiguousarray(leaf).view(words.get(leaf.dtype.itemsize, np.uint32))
-            for leaf in leaves
-        )
-        sums = [int(part.sum(dtype=np.uint32)) for part in parts]
-    else:
-        sums = jax.device_get(_checksums(tree)).tolist()
-    return _named(jax.tree.unflatten(jax.tree.structure(tree), sums))
-
-
-@jax.jit
-def _checksums(tree: Any) -> UInt32[Array, " leaves"]:
-    """For each leaf, the sum of its bits as words, modulo 2^32.
-
-    It is computed on the device, and does not depend on the sharding.
-    """
-
-    def words(leaf: Array) -> UInt32[Array, "..."]:
-        leaf = _words(leaf)
-        if leaf.dtype == bool:
-            leaf = leaf.astype(jnp.uint8)
-        word = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
-        return jax.lax.bitcast_convert_type(leaf, word).astype(jnp.uint32)
-
-    leaves = jax.tree.leaves(tree)
-    return jnp.stack([words(leaf).sum(dtype=jnp.uint32) for leaf in leaves])

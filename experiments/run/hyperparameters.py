@@ -194,7 +194,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         model, or another schedule, was tuned.
     """
     try:
-        record: Any = io.read_sealed(path).get("transfer")
+        record: Any = io.read_json(path).get("transfer")
         check_form(record, _TYPES, "transfer")
         values = record["hyperparameters"]
         check_form(values.get("learning_rate"), float, "learning_rate")

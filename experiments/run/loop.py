@@ -228,7 +228,7 @@ def finished(
         return None
     with workdirs.claim(workdir, _identity(options, dataset, settings)):
         try:
-            progress = _Progress(**read_progress(last)["progress"]["progress"])
+            progress = _Progress(**read_progress(last)["progress"])
         except (OSError, ValueError, LookupError, TypeError):
             return None
         lines = read(workdir)

@@ -22,9 +22,9 @@ NAME = "metrics.jsonl"
 class Records:
     """The lines of `metrics.jsonl`: one per logged step and one per evaluation.
 
-    Lines are in the order of their steps, training before evaluation, and each has a
-    checksum. A run that resumes from a step removes the lines of later steps, so that
-    its file becomes the same as that of an uninterrupted run.
+    Lines are in the order of their steps, training before evaluation. A run that
+    resumes from a step removes the lines of later steps, so that its file becomes the
+    same as that of an uninterrupted run.
 
     Args:
       folder: the run directory.
@@ -61,7 +61,7 @@ class Records:
                     count,
                     upto,
                 )
-            text = "".join(map(_sealed, self.lines))
+            text = "".join(map(_text, self.lines))
             if not self._path.exists() or self._path.read_bytes() != text.encode():
                 io.write_durably(self._path, text)
             self._file = self._path.open("a")
@@ -72,7 +72,7 @@ class Records:
         if self._file is None:
             return
         with self._usable():
-            self._file.write(_sealed(line))
+            self._file.write(_text(line))
             self._file.flush()
         numbers = {k: v for k, v in line.items() if isinstance(v, float)}
         for tracker in self._trackers:
@@ -122,8 +122,8 @@ def evals_of(lines: Sequence[dict[str, Any]]) -> list[tuple[int, float, float]]:
     ]
 
 
-def _sealed(line: dict[str, Any]) -> str:
-    return json.dumps(io.seal(line)) + "\n"
+def _text(line: dict[str, Any]) -> str:
+    return json.dumps(line) + "\n"
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def _parse(text: bytes) -> dict[str, Any]:
     """A line that has the keys of the curves; raises Damaged."""
-    line = io.parse_sealed(text, required=True)
+    line = io.parse(text)
     keys = ("test_loss", "test_accuracy") if "test_loss" in line else ("loss",)
     numbers = all(isinstance(line.get(key), int | float) for key in keys)
     if not (numbers and isinstance(line.get("step"), int)):

@@ -59,7 +59,7 @@ def claim(
             if known := (stored or {}).get("contents"):
                 settings.setdefault("contents", known)
             if stored != settings:
-                io.write_sealed(workdir / _NAME, settings)
+                io.write_json(workdir / _NAME, settings)
         yield
 
 
@@ -81,7 +81,7 @@ def check(
 def _stored(workdir: pathlib.Path) -> dict[str, Any] | None:
     """The settings in a run directory, if any."""
     try:
-        return io.read_sealed(workdir / _NAME, required=True)
+        return io.read_json(workdir / _NAME)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (io.Damaged, OSError) as error:

@@ -1,4 +1,4 @@
-"""Runs of a sweep on disk, sealed with checksums, so that a killed sweep resumes."""
+"""Runs of a sweep on disk, so that a killed sweep resumes."""
 
 import json
 import os
@@ -26,9 +26,8 @@ class Record(NamedTuple):
 class Store:
     """The finished runs in a sweep's folder.
 
-    The runs of a task are lines of `<task>.runs.jsonl`. Every line carries a checksum.
-    A damaged line, e.g. one that a kill cut short, is reported by a warning, and its
-    run is trained again.
+    The runs of a task are lines of `<task>.runs.jsonl`. A damaged line, e.g. one that
+    a kill cut short, is reported by a warning, and its run is trained again.
 
     Several processes may write to one store: each write appends whole lines.
     """
@@ -48,16 +47,14 @@ class Store:
         others, damaged = 0, []
         for number, line in enumerate(_lines(path), 1):
             try:
-                record = io.parse_sealed(line, required=True)
-            except io.Damaged as error:
-                damaged.append(f"line {number}: {error}")
-                continue
-            if record["key"] != key:
-                others += 1
-            else:
-                at = tuple(map(float, record["at"]))
-                fields = {k: x for k, x in record.items() if k in Record._fields}
-                runs[record["seed"], at] = Record(**fields)
+                record = io.parse(line)
+                run = record.pop("seed"), tuple(map(float, record.pop("at")))
+                if record.pop("key") == key:
+                    runs[run] = Record(**record)
+                else:
+                    others += 1
+            except (ValueError, LookupError, TypeError) as error:
+                damaged.append(f"line {number}: {reason(error)}")
         if damaged:
             logging.warning(
                 "%s has damaged lines, which are ignored (%s). A run without a whole "
@@ -81,9 +78,7 @@ class Store:
           UserError: the folder cannot be written.
         """
         lines = [
-            json.dumps(
-                io.seal({"key": key, "seed": seed, "at": at, **record._asdict()})
-            )
+            json.dumps({"key": key, "seed": seed, "at": at, **record._asdict()})
             for (seed, at), record in runs.items()
         ]
         path = self._path(name)
