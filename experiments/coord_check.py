@@ -42,8 +42,7 @@ def run(
 
     Args:
       config: a training config.
-      folder: directory for coord_check-width.png, coord_check-depth.png and
-        coord_check.txt.
+      folder: directory for coord_check.png and coord_check.txt.
       widths: e.g. "64,128,256"; by default 1, 2 and 4 times the base width.
       depths: e.g. "4,8,16"; by default 1, 2 and 4 times the base depth.
       learning_rate: by default the config's.
@@ -114,8 +113,8 @@ def run(
     directory.mkdir(parents=True, exist_ok=True)
     io.write_durably(directory / "coord_check.txt", f"{result}\n")
     print(result)
-    for path in result.plot(directory / "coord_check.png"):
-        print(pathlib.Path(path))
+    result.plot(directory / "coord_check.png")
+    print(directory / "coord_check.png")
     return result
 
 

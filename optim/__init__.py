@@ -41,7 +41,7 @@ from .rules.parametrizations import (
 )
 from .rules.roles import ParamScale, Role, param_scale
 from .rules.traced import Traced
-from .rules.training import TrainingScale, noise_scale, training_scale
+from .rules.training import TrainingScale, training_scale
 from .scales.declare import Declarations, declare
 from .scales.group import Module
 from .scales.table import Scales
@@ -83,7 +83,6 @@ __all__ = [
     "multipliers",
     "muon",
     "muon_h",
-    "noise_scale",
     "normalize_gradients",
     "param_scale",
     "parametrization",

@@ -335,7 +335,7 @@ def test_an_unknown_family():
         optim.scale_by_parametrization(SCALES, family="adamm")
     with refuses("optimizer family 'kfac'", "known are", "adafactor"):
         optim.explain(SCALES, optimizer="kfac")
-    with refuses("is a GradientTransformationExtraArgs", "pass a name", "tx=tx"):
+    with refuses("is a GradientTransformationExtraArgs", "pass a name", "check_chain"):
         optim.explain(SCALES, optim.adam(0.1, SCALES))
 
 

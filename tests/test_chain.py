@@ -479,16 +479,6 @@ def test_a_check_leaves_nothing_in_a_users_cache():
     assert float(updates["embed"][0, 0]) == -4.0
 
 
-def test_explain_shows_what_the_optimizer_does():
-    good = optim.explain(SCALES, optimizer="adam", tx=adam())
-    assert good.check.passed
-    assert "tx" in str(good)
-    bad = optim.explain(SCALES, optimizer="adam", tx=optax.adam(0.1))
-    row = next(line for line in str(bad).split("\n") if line.startswith("head"))
-    assert row.endswith("WRONG, 4x")
-    assert "no scaling acts on it" in str(bad)
-
-
 def test_the_page_about_chains_runs():
     page = pathlib.Path(__file__).parents[1] / "docs" / "chains.md"
     failed, tried = doctest.testfile(str(page), module_relative=False)
@@ -578,8 +568,8 @@ EVERY = {
 def test_every_right_optimizer_passes(scales, name):
     check = optim.check_chain(EVERY[name](scales), scales)
     assert check.hints == ()
-    verdicts = {path: row.verdict for path, row in check.rows.items()}
-    assert verdicts == dict.fromkeys(scales, "ok")
+    assert check.passed
+    assert all(check.rows[path].factor is not None for path in scales)
 
 
 MISTAKES = ("missing", "twice", "before", "decay", "family", "one leaf")

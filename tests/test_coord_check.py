@@ -451,33 +451,22 @@ def test_layers_can_be_chosen():
     assert set(small_check(layers="^second$").slopes["width"]) == {"second"}
 
 
-def test_one_picture_for_each_axis(tmp_path):
+def test_a_picture_has_a_row_for_each_axis_and_labels_each_step(tmp_path):
+    """A layer behind a readout of zeros changes from the second step on."""
     pytest.importorskip("matplotlib")
-    check = small_check(steps=1)
-    assert check.plot(tmp_path / "check.png") == [str(tmp_path / "check.png")]
-    both = optim.CoordCheck(
-        {"width": (32, 128), "depth": (32, 128)},
-        {"width": check.changes["width"], "depth": check.changes["width"]},
-    )
-    written = both.plot(tmp_path / "both.png")
-    assert written == [str(tmp_path / f"both-{a}.png") for a in ("width", "depth")]
-    for path in written:
-        with open(path, "rb") as file:
-            assert file.read(8) == b"\x89PNG\r\n\x1a\n"
-    shown = check.plot()
-    assert '<img style="max-width: 100%" src="data:image/png' in shown._repr_html_()
-    assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_a_plot_labels_each_step_also_before_a_layer_changes():
-    """As behind a readout of zeros, which lets no gradient through at first."""
     change = np.array([1.0, 2.0, 4.0])[:, None, None] * np.ones((3, 2, 2))
     late = change.copy()
     late[:, 0] = 0
     layers = {"readout": change, "hidden": late}
-    check = optim.CoordCheck({"width": (16, 32, 64)}, {"width": layers})
-    np.testing.assert_allclose(check.by_step["width"]["hidden"], [np.nan, 1.0])
-    assert len(check.plot()) == 1
+    sizes = {"width": (16, 32, 64), "depth": (4, 8, 16)}
+    check = optim.CoordCheck(sizes, dict.fromkeys(sizes, layers))
+    shown = check.plot(tmp_path / "check.png")
+    assert (tmp_path / "check.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert '<img style="max-width: 100%" src="data:image/png' in shown._repr_html_()
+    panels = shown[0].axes
+    assert [p.get_xlabel() for p in panels] == ["width"] * 2 + ["depth"] * 2
+    labels = [panels[i].get_legend_handles_labels()[1][1] for i in (0, 1)]
+    assert labels == ["hidden  +nan", "hidden  +1.00"]
 
 
 def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch, tmp_path):

@@ -95,8 +95,6 @@ def test_an_explanation_fits_on_a_line_and_names_what_was_explained():
         "<Explanation: mup, adamw, 3 parameters (1 input, 1 hidden, 1 output); "
         "print it for the table>"
     )
-    wrong = optim.explain(scales(), "adam", tx=optax.adam(1e-3))
-    assert "tx is WRONG" in repr(wrong)
 
 
 def test_the_table_of_an_explanation_holds_what_is_printed():
@@ -136,7 +134,6 @@ def test_scales_of_many_parameters_are_short():
     )
     assert "... 194 more" in repr(big)
     assert len(repr(big)) < 160
-    assert parsed(big._repr_html_())["td"].count("hidden") == 200
 
 
 def test_a_coordinate_check_says_its_verdict_in_a_line():

@@ -8,11 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from optax import contrib
 
 from mupax import optim
-from mupax.optim.apply.matrices import PRESETS
-from mupax.optim.rules.multipliers import RECIPES, OptimizerName
 
 INPUTS, OUTPUTS, N = 5, 3, 8
 EXACT = {"ns_coeffs": (15 / 8, -10 / 8, 3 / 8), "ns_steps": 25}  # U Vᵀ of the SVD
@@ -37,10 +34,6 @@ def scales_of(wider=2):
         {k: jnp.zeros(s) for k, s in model(n, wider).items()} for n in (N // 2, N)
     )
     return optim.infer_scales(small, large, axes={".": "i -> o"})
-
-
-def test_every_recipe_has_a_name_for_editors():
-    assert set(typing.get_args(OptimizerName)) == set(RECIPES)
 
 
 # The matrix grows by 4 in its fan-in and by 2 in its fan-out; M = 9 in a branch.
@@ -253,16 +246,9 @@ def test_the_spectral_norm_is_one_before_the_shape_factor():
     assert blocks == {(2 * 4, 4, 4)}
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_coefficients_by_name_are_those_of_optax(name):
-    own, theirs = optim.muon(0.1, scales_of(), name), contrib.muon(0.1, name)
-    params = jax.tree.map(jnp.asarray, drawn(0))
-    updates = [
-        tx.update(params, tx.init(params), params)[0]["mid"] for tx in (own, theirs)
-    ]
-    np.testing.assert_allclose(*updates, rtol=1e-4)  # eps acts on other gradients
-    with pytest.raises(ValueError, match="ns_coeffs"):
-        optim.muon_h(0.1, scales_of(), ns_coeffs="dionn")
+def test_coefficients_are_numbers():
+    with pytest.raises(ValueError, match="ns_coeffs='dion' must be numbers"):
+        optim.muon_h(0.1, scales_of(), ns_coeffs="dion")
 
 
 def test_schedule_free_leaves_no_average_of_gradients_beside_muon():

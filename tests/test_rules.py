@@ -507,9 +507,11 @@ def test_of_unequal_ratios_inner_layers_count_m_out_over_m_last():
         (("mup", {"richness": 0.0}), "must be positive"),
         (("mup", {"richness": math.nan}), "must be finite"),
         (("mup", {"gauge": "table9"}), "nearest is 'table8'"),
-        (("mup", {"gauge": {"hiden": 1}}), "nearest is 'hidden'"),
         (("mup", {"gauge": 3}), "gauge=3 must be one of 'table3', 'table8'"),
-        (("mup", {"gauge": {"hidden": None}}), "power of 'hidden' is None; pass a num"),
+        (
+            ("mup", {"gauge": {"hidden": -1}}),
+            "e.g. {'output': optim.Powers(fan_in=-1)}",
+        ),
         (("mup", {"richness": "a"}), "richness='a' of 'mup' must be a number"),
     ],
 )

@@ -380,22 +380,6 @@ def zoo_rngs():
     return nnx.Rngs(0)
 
 
-def test_the_noise_scale_is_that_of_gaussian_gradients():
-    signal, noise = np.array([1.0, 2.0]), np.array([3.0, 6.0])
-    key = jax.random.key(0)
-
-    def squared(batch):
-        drawn = jax.random.normal(jax.random.fold_in(key, batch), (20_000, 2))
-        means = signal[None] + (noise / batch) ** 0.5 * np.asarray(drawn)
-        return float((means**2).sum(axis=1).mean())
-
-    noise_scale = optim.noise_scale((squared(4), squared(32)), batch=(4, 32))
-    assert noise_scale == pytest.approx(noise.sum() / (signal**2).sum(), rel=0.05)
-    for norms, batch in (((1.0, 2.0), (4, 32)), ((2.0, 1.0), (32, 4))):
-        with pytest.raises(ValueError, match="batch"):
-            optim.noise_scale(norms, batch=batch)
-
-
 def test_explain_says_where_the_rule_leaves_its_range():
     far = one_weight(batch=(16, 512))
     assert "to first order in" in str(optim.explain(far, optimizer="adamw"))

@@ -80,14 +80,15 @@ def new_chain(learning_rate, scales):
     )
 
 
-optim.explain(scales, optimizer="adam", tx=new_chain(1e-2, scales))
+optim.explain(scales, optimizer="adam")
 
 # %% [markdown]
-# `explain` runs the optimizer on known gradients. The column `tx` shows the result:
-# every update has the right size. For the old chain, `check_chain` raises an error:
+# `check_chain` runs an optimizer on known gradients. Every update of the new chain has
+# the right size. For the old chain, it raises an error:
 
 # %%
 try:
+    print(optim.check_chain(new_chain(1e-2, scales), scales))
     optim.check_chain(old_chain(1e-2), scales)
 except ValueError as error:
     print(error)

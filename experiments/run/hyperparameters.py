@@ -31,7 +31,6 @@ _COMMON = (
 )
 # Factors of a group of parameters, named e.g. "attention/learning_rate".
 OF_MODULES = ("learning_rate", "weight_decay", "init_scale", "multiplier")
-_MEMORIES = {"b1": "b1_memory", "b2": "b2_memory"}  # if the optimizer has b1 or b2
 TUNABLE = (*_COMMON, *RANGES)
 
 
@@ -46,13 +45,11 @@ def tunable(optimizer: str, modules: Iterable[str]) -> tuple[str, ...]:
     """
     accepted = check_optimizer({"name": optimizer})
     own = tuple(name for name in RANGES if name in accepted)
-    factors = OF_MODULES + tuple(m for beta, m in _MEMORIES.items() if beta in own)
-    return _COMMON + own + tuple(f"{m}/{name}" for m in modules for name in factors)
+    return _COMMON + own + tuple(f"{m}/{name}" for m in modules for name in OF_MODULES)
 
 
 def groups(key: str, value: Any) -> dict[str, dict[str, Any]]:
     """Check for groups of parameters: a pattern, and factors of hyperparameters."""
-    known = (*OF_MODULES, *_MEMORIES.values())
     parsed = {}
     for name, given in options(key, value).items():
         here = f"{key}.{name}"
@@ -76,10 +73,10 @@ def groups(key: str, value: Any) -> dict[str, dict[str, Any]]:
         for factor, x in group.items():
             if factor == "pattern":
                 continue
-            if factor not in known:
+            if factor not in OF_MODULES:
                 raise UserError(
                     f"{here} has {shown(factor)}; besides its pattern it can have "
-                    f"{', '.join(known)}"
+                    f"{', '.join(OF_MODULES)}"
                 )
             number(0, above=factor != "weight_decay")(f"{here}.{factor}", x)
         parsed[name] = group

@@ -1,8 +1,6 @@
 """The parts of an optimizer, chained in the one order that is right."""
 
-import functools
 import warnings
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import optax
@@ -12,10 +10,10 @@ from ..rules.optimizers import optimizer_rule
 from ..scales.paths import flatten
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
-from .groups import averaged, decay_weights
+from .groups import decay_weights
 from .initial_sizes import is_known, sizes_of
 from .masks import Mask, decay_mask
-from .transforms import normalize_gradients, refuse, resolve, scale_updates
+from .transforms import normalize_gradients, refuse_decay, resolve, scale_updates
 
 Transform: TypeAlias = optax.GradientTransformation
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
@@ -26,10 +24,9 @@ Decay: TypeAlias = tuple[optax.ScalarOrSchedule, Mask]
 def build(
     name: str,
     scales: Scales,
-    precondition: Transform | Callable[[Any, Any], Transform],
+    precondition: Transform,
     rate: optax.ScalarOrSchedule | Transform,
     *,
-    betas: tuple[Any, Any] | None = None,
     clip: Transform | None = None,
     average: Transform | None = None,
     decay: Decay | None = None,
@@ -42,10 +39,8 @@ def build(
     Args:
       name: of the optimizer, for messages.
       scales: of the model.
-      precondition: gives updates their size; or a function of β1 and β2 that returns
-        this transform.
+      precondition: gives updates their size.
       rate: the learning rate, or a transform that applies it.
-      betas: β1 and β2 of `precondition`, those of the base.
       clip: acts on gradients before everything else.
       average: averages the scaled updates.
       decay: weight decay, which is not scaled.
@@ -54,12 +49,9 @@ def build(
       **options: of `optimizer_rule`.
     """
     point, rule = resolve(scales), rule or name
-    recipe, memory = RECIPES[rule], scales.training.beta
-    decays = decay is not None or bool(recipe.partner) or recipe.decay == "update"
-    refuse(scales, name, betas=betas is not None, decay=decays)
-    if not isinstance(precondition, tuple):
-        assert betas is not None
-        precondition = averaged(precondition, scales, *map(memory, betas))
+    recipe = RECIPES[rule]
+    if decay is None and not recipe.partner and recipe.decay != "update":
+        refuse_decay(scales, name)
     rates = {
         path: optimizer_rule(rule, scale, point, **options).learning_rate
         for path, scale in scales.items()
@@ -85,20 +77,11 @@ def build(
 
 
 def adam_moments(
-    eps: float,
-    eps_root: float = 0.0,
-    mu_dtype: Any | None = None,
-    *,
-    nesterov: bool = False,
-) -> Callable[[Any, Any], Transform]:
-    """`optax.scale_by_adam` as a function of its betas."""
-    return functools.partial(
-        optax.scale_by_adam,
-        eps=eps,
-        eps_root=eps_root,
-        mu_dtype=mu_dtype,
-        nesterov=nesterov,
-    )
+    scales: Scales, b1: Any, b2: Any, *options: Any, nesterov: bool = False
+) -> Transform:
+    """`optax.scale_by_adam` with the betas of the base."""
+    betas = map(scales.training.beta, (b1, b2))
+    return optax.scale_by_adam(*betas, *options, nesterov=nesterov)
 
 
 def add_decay(decay: Decay, scales: Scales, factors: Any = None) -> Transform:

@@ -5,16 +5,13 @@ depth, batch size and length multiply them as they are.
 """
 
 import dataclasses
-import difflib
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import optax
 
 from ..rules.roles import Role
 from ..scales.group import Module
-from ..scales.paths import map_with_paths
 from ..scales.patterns import Pattern
 from ..scales.probe import Acting, Kind
 from ..scales.table import Scales
@@ -23,25 +20,8 @@ from .transforms import multiplied
 _ROLE = "role:"
 
 
-def _match_paths(patterns: Iterable[str], scales: Scales) -> dict[str, str]:
-    """Find the pattern that matches each parameter path, as {path: pattern}."""
-    pattern_of: dict[str, str] = {}
-    for pattern in patterns:
-        paths = _matching(pattern, scales)
-        if not paths:
-            raise ValueError(_no_match(pattern, scales))
-        for path in paths:
-            if path in pattern_of:
-                raise ValueError(
-                    f"parameter {path!r} matches both {pattern_of[path]!r} and "
-                    f"{pattern!r}; change one of them, so that each parameter matches "
-                    "one pattern"
-                )
-            pattern_of[path] = pattern
-    return pattern_of
-
-
 def _matching(pattern: str, scales: Scales) -> list[str]:
+    """The paths of a role, or those that a regular expression matches."""
     if isinstance(pattern, str) and pattern.startswith(_ROLE):
         role = pattern.removeprefix(_ROLE)
         if role not in list(Role):
@@ -49,21 +29,14 @@ def _matching(pattern: str, scales: Scales) -> list[str]:
             raise ValueError(f"unknown role {pattern!r}; known are {known}")
         return [path for path, scale in scales.items() if scale.role == role]
     regex = Pattern("pattern", pattern)
-    return [path for path in scales if regex.matches(path)]
-
-
-def _no_match(pattern: str, scales: Scales) -> str:
-    words = re.sub(r"[^\w/]+", " ", pattern).strip() or pattern
-
-    def alike(path: str) -> float:
-        names = (path, *path.split("/"))
-        return max(difflib.SequenceMatcher(None, words, n).ratio() for n in names)
-
-    near = ", ".join(map(repr, sorted(scales, key=alike, reverse=True)[:3]))
-    message = f"{pattern!r} matches no parameter path; similar paths are {near}"
-    if words in {role.value for role in Role}:
-        message += f", similar roles are {_ROLE + words!r}"
-    return message
+    found = [path for path in scales if regex.matches(path)]
+    if not found and pattern in list(Role):
+        raise ValueError(
+            f"{pattern!r} matches no parameter path; for all parameters of this role "
+            f"write {_ROLE + pattern!r}"
+        )
+    regex.check(scales)
+    return found
 
 
 def for_modules(
@@ -79,8 +52,8 @@ def for_modules(
 
     Returns:
       A copy of the scales. Optimizers of `mupax.optim` created from it use the groups'
-      `learning_rate`, `weight_decay`, `multiplier` and memories, and `rescale_init`
-      multiplies initial weights by their `init_scale` and `multiplier`.
+      `learning_rate`, `weight_decay` and `multiplier`, and `rescale_init` multiplies
+      initial weights by their `init_scale` and `multiplier`.
 
     Raises:
       ValueError: a pattern matches nothing (the message names similar paths), names an
@@ -107,7 +80,8 @@ def for_modules(
             f"modules={modules!r} must be a mapping from patterns, e.g. "
             "{'role:output': {'learning_rate': 2.0}}"
         )
-    parsed = {}
+    by_path: dict[str, Module] = {}
+    pattern_of: dict[str, str] = {}
     for pattern, given in modules.items():
         if not isinstance(given, Module):
             if not isinstance(given, Mapping):
@@ -125,46 +99,20 @@ def for_modules(
                 given = Module(**given)
             except ValueError as error:
                 raise ValueError(f"the factors of {pattern!r}: {error}") from None
-        parsed[pattern] = given
-    pattern_of = _match_paths(parsed, scales)
-    by_path = {path: parsed[pattern] for path, pattern in pattern_of.items()}
+        for path in _matching(pattern, scales):
+            if path in by_path:
+                raise ValueError(
+                    f"parameter {path!r} matches both {pattern_of[path]!r} and "
+                    f"{pattern!r}; change one of them, so that each parameter matches "
+                    "one pattern"
+                )
+            by_path[path], pattern_of[path] = given, pattern
     if twice := sorted(by_path.keys() & scales.modules.keys()):
         raise ValueError(
             f"{twice[0]!r} already has factors of an earlier for_modules; pass all "
             "groups in one call, on the scales without groups"
         )
-    merged = {**scales.modules, **by_path}
-    return scales.replaced(modules=merged)
-
-
-def averaged(
-    make: Callable[[Any, Any], optax.GradientTransformation],
-    scales: Scales,
-    b1: Any,
-    b2: Any,
-) -> optax.GradientTransformation:
-    """Build the link of an optimizer's chain that averages gradients.
-
-    Args:
-      make: returns the link for given β1 and β2.
-      scales: of the model; groups may have their own memories.
-      b1: β1 of all other parameters.
-      b2: β2 of all other parameters.
-    """
-    own = {id(m): m for m in scales.modules.values() if m.remembers}
-    if not own:
-        return make(b1, b2)
-    links = {
-        str(key): make(b1 ** (1 / m.b1_memory), b2 ** (1 / m.b2_memory))
-        for key, m in zip(range(len(own)), own.values(), strict=True)
-    }
-    names = dict(zip(own, links, strict=True))
-    of_path = {p: names.get(id(m), "") for p, m in scales.modules.items()}
-
-    def labels(params: Any) -> Any:
-        return map_with_paths(lambda path, _: of_path.get(path, ""), params)
-
-    return optax.partition({"": make(b1, b2), **links}, labels)
+    return scales.replaced(modules={**scales.modules, **by_path})
 
 
 def decay_weights(

@@ -11,7 +11,6 @@ import optax
 from optax import contrib
 
 from ..rules.multipliers import multipliers, shape_of
-from ..rules.parametrizations import unknown
 from ..scales.paths import flatten, map_with_paths
 from ..scales.probe import mode
 from ..scales.table import Scales
@@ -22,48 +21,46 @@ Transform: TypeAlias = optax.GradientTransformation
 OfMatrices: TypeAlias = Callable[..., jax.Array]
 
 
-# The coefficients of Newton-Schulz steps that `optax.contrib.muon` knows by name: those
-# of Keller Jordan, and of Ahn et al. 2025 (arXiv:2504.05295).
-PRESETS = {
-    "standard": (3.4445, -4.7750, 2.0315),
-    "dion": (
-        (4.0848, -6.8946, 2.9270),
-        (3.9505, -6.3029, 2.6377),
-        (3.7418, -5.5913, 2.3037),
-        (2.8769, -3.1427, 1.2046),
-        (2.8366, -3.0525, 1.2012),
-    ),
-}
-
-
 def orthogonalize(
-    scales: Scales, ns_coeffs: Any, ns_steps: int, *moments: Any, **options: Any
+    optimizer: str,
+    scales: Scales,
+    ns_coeffs: Any,
+    ns_steps: int,
+    beta: Any,
+    *moments: Any,
+    consistent_rms: float | None = None,
+    **options: Any,
 ) -> Transform:
     """`optax.contrib.scale_by_muon` of matrices whose axes the scales know.
 
     Args:
+      optimizer: whose shape factor multiplies the updates.
       scales: of the matrices.
-      ns_coeffs: coefficients, or the name of a preset.
+      ns_coeffs: coefficients.
       ns_steps: number of Newton-Schulz steps.
-      *moments: beta, eps and mu_dtype.
+      beta: that of the base.
+      *moments: eps and mu_dtype.
+      consistent_rms: as in `optax.contrib.muon`.
       **options: further arguments of Optax.
 
     Raises:
-      ValueError: no preset has this name.
+      ValueError: the coefficients are a name.
     """
     if isinstance(ns_coeffs, str):
-        if ns_coeffs not in PRESETS:
-            raise ValueError(unknown("ns_coeffs", ns_coeffs, PRESETS))
-        ns_coeffs = PRESETS[ns_coeffs]
+        raise ValueError(
+            f"ns_coeffs={ns_coeffs!r} must be numbers, e.g. (3.4445, -4.775, 2.0315), "
+            "or a triple for each step"
+        )
 
     def numbers(path: str, _: Any) -> contrib.MuonDimensionNumbers:
         return contrib.MuonDimensionNumbers(scales[path].in_axes, scales[path].out_axes)
 
-    return contrib.scale_by_muon(
-        *(ns_coeffs, ns_steps, *moments),
+    updates = contrib.scale_by_muon(
+        *(ns_coeffs, ns_steps, scales.training.beta(beta), *moments),
         weight_dimension_numbers=functools.partial(map_with_paths, numbers),
         **options,
     )
+    return optax.chain(updates, scale_by_shape(optimizer, scales, consistent_rms))
 
 
 def on_matrices(

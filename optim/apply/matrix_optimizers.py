@@ -55,7 +55,7 @@ def _beside(
     name: str,
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    precondition: Transform | Callable[[Scales], Any],
+    precondition: Maker,
     partner: Partner,
     splits: tuple[bool, bool],
     decay: Decay | None = None,
@@ -179,7 +179,6 @@ def muon(
     mu_dtype: Any | None = None,
     *,
     nesterov: bool = True,
-    adaptive: bool = False,
     preconditioning: Any = "frobenius",
     adam_b1: float = 0.9,
     adam_b2: float = 0.999,
@@ -222,7 +221,8 @@ def muon(
       split_fused: orthogonalize each segment of a fused kernel by itself. Without it,
         all segments must grow alike.
 
-    All further arguments are as in `optax.contrib.muon`, those of the base model.
+    All further arguments are as in `optax.contrib.muon`, those of the base model;
+    `ns_coeffs` are numbers, and `adaptive` is left out.
 
     Raises:
       ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
@@ -243,21 +243,13 @@ def muon(
       >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.071, -0.037)
     """
-    memory = scales.training.beta(beta)
-
     def precondition(scales: Scales) -> Transform:
-        updates = orthogonalize(
-            scales,
-            ns_coeffs,
-            ns_steps,
-            memory,
-            eps,
-            mu_dtype,
+        return orthogonalize(
+            *("muon", scales, ns_coeffs, ns_steps, beta, eps, mu_dtype),
+            consistent_rms=consistent_rms,
             nesterov=nesterov,
-            adaptive=adaptive,
             preconditioning=preconditioning,
         )
-        return optax.chain(updates, scale_by_shape("muon", scales, consistent_rms))
 
     return _beside(
         "muon",
@@ -280,7 +272,6 @@ def muon(
         (per_head, split_fused),
         (weight_decay, weight_decay_mask),
         consistent_rms=consistent_rms,
-        adaptive=adaptive,
     )
 
 
@@ -499,14 +490,11 @@ def scion(
       >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.025)
     """
-    memory = scales.training.beta(b1)
-
     def precondition(scales: Scales) -> Transform:
-        updates = orthogonalize(
-            scales, ns_coeffs, ns_steps, memory, eps, mu_dtype, nesterov=False
-        )
-        return optax.chain(updates, scale_by_shape("scion", scales))
+        options = ns_coeffs, ns_steps, b1, eps, mu_dtype
+        return orthogonalize("scion", scales, *options, nesterov=False)
 
+    memory = scales.training.beta(b1)
     signs = optax.chain(
         optax.ema(memory, debias=False, accumulator_dtype=mu_dtype),
         optax.scale_by_sign(),
@@ -579,9 +567,9 @@ def adam_h(
       4.0
     """
 
-    def precondition(scales: Scales) -> Callable[[Any, Any], Transform]:
-        moments, norm = adam_moments(eps, eps_root, mu_dtype), frobenius_norm
-        return lambda b1, b2: optax.chain(moments(b1, b2), divide_by(norm, scales))
+    def precondition(scales: Scales) -> Transform:
+        moments = adam_moments(scales, b1, b2, eps, eps_root, mu_dtype)
+        return optax.chain(moments, divide_by(frobenius_norm, scales))
 
     return _beside(
         "adam_h",
@@ -596,7 +584,6 @@ def adam_h(
         ),
         (per_head, split_fused),
         on_sphere=True,
-        betas=(b1, b2),
     )
 
 
@@ -648,13 +635,9 @@ def muon_h(
       >>> round(float(jnp.linalg.norm(mlp(16)["mid"] + updates["mid"])), 4)
       4.0
     """
-    memory = scales.training.beta(beta)
-
     def precondition(scales: Scales) -> Transform:
-        updates = orthogonalize(
-            scales, ns_coeffs, ns_steps, memory, eps, mu_dtype, nesterov=nesterov
-        )
-        return optax.chain(updates, scale_by_shape("muon_h", scales))
+        options = ns_coeffs, ns_steps, beta, eps, mu_dtype
+        return orthogonalize("muon_h", scales, *options, nesterov=nesterov)
 
     return _beside(
         "muon_h",

@@ -18,7 +18,6 @@ Source: the multipliers of `optim.multipliers`; Tensor Programs V, Table 3, and 
 Programs VI, Definition 6.1 and Table 1.
 """
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -168,8 +167,9 @@ def adam(
       >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.025)
     """
-    moments = adam_moments(eps, eps_root, mu_dtype, nesterov=nesterov)
-    return build("adam", scales, moments, learning_rate, betas=(b1, b2))
+    options = eps, eps_root, mu_dtype
+    moments = adam_moments(scales, b1, b2, *options, nesterov=nesterov)
+    return build("adam", scales, moments, learning_rate)
 
 
 @checked
@@ -216,9 +216,8 @@ def adamw(
     return build(
         "adamw",
         scales,
-        adam_moments(eps, eps_root, mu_dtype, nesterov=nesterov),
+        adam_moments(scales, b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         learning_rate,
-        betas=(b1, b2),
         decay=(weight_decay, mask),
     )
 
@@ -257,14 +256,9 @@ def lion(
       >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.025)
     """
-    return build(
-        "lion",
-        scales,
-        functools.partial(optax.scale_by_lion, mu_dtype=mu_dtype),
-        learning_rate,
-        betas=(b1, b2),
-        decay=(weight_decay, mask),
-    )
+    betas = map(scales.training.beta, (b1, b2))
+    signs = optax.scale_by_lion(*betas, mu_dtype=mu_dtype)
+    return build("lion", scales, signs, learning_rate, decay=(weight_decay, mask))
 
 
 @checked
@@ -314,14 +308,12 @@ def lamb(
             p: optimizer_rule("lamb", s, point).weight_decay for p, s in scales.items()
         }
 
-        def trusted(b1: Any, b2: Any) -> Transform:
-            return optax.chain(
-                adam_moments(eps, eps_root)(b1, b2),
-                add_decay((weight_decay, mask), scales, factors),
-                optax.scale_by_trust_ratio(),
-            )
-
-        return build("lamb", scales, trusted, learning_rate, betas=(b1, b2))
+        trusted = optax.chain(
+            adam_moments(scales, b1, b2, eps, eps_root),
+            add_decay((weight_decay, mask), scales, factors),
+            optax.scale_by_trust_ratio(),
+        )
+        return build("lamb", scales, trusted, learning_rate)
 
     return by_segment(scales, of_segments)
 

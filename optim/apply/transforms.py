@@ -10,7 +10,6 @@ import optax
 
 from ..rules.multipliers import (
     Family,
-    OptimizerName,
     family_of,
     is_one,
     multipliers,
@@ -27,7 +26,7 @@ from .segments import in_probe
 
 
 def scale_by_parametrization(
-    scales: Scales, family: OptimizerName | str = "adam"
+    scales: Scales, family: str = "adam"
 ) -> optax.GradientTransformation:
     """Multiply each parameter's update by its learning-rate multiplier.
 
@@ -48,8 +47,8 @@ def scale_by_parametrization(
 
     Raises:
       ValueError: the family is unknown, the parametrization's depth rule does not
-        apply to the model, or a group of `for_modules` has a factor of weight decay
-        or of a memory; from `init`, a parameter has no scale or another shape.
+        apply to the model, or a group of `for_modules` has a factor of weight decay;
+        from `init`, a parameter has no scale or another shape.
 
     Warns:
       ChainWarning: from `init`, a readout that starts as large as in the standard
@@ -77,7 +76,7 @@ def scale_by_parametrization(
       {'in': -0.1, 'mid': -0.025, 'out': -0.025}
     """
     point = resolve(scales)
-    refuse(scales, "scale_by_parametrization", betas=False, decay=False)
+    refuse_decay(scales, "scale_by_parametrization")
     rates = {
         p: optimizer_rule(family, s, point).learning_rate for p, s in scales.items()
     }
@@ -153,22 +152,10 @@ def normalize_gradients(scales: Scales) -> optax.GradientTransformation:
     return multiply_leaves(Kind.NORMALIZING, sizes, scales, groups)
 
 
-def refuse(scales: Scales, optimizer: str, *, betas: bool, decay: bool) -> None:
-    """Raise a `ValueError` if a group has a factor that the optimizer cannot use.
-
-    Args:
-      scales: of the model.
-      optimizer: its name.
-      betas: whether it has a β1 and a β2 per group.
-      decay: whether it has a weight decay.
-    """
+def refuse_decay(scales: Scales, optimizer: str) -> None:
+    """Raise a `ValueError` if a group has a decay, which the optimizer has not."""
     for path, module in scales.modules.items():
-        if module.remembers and not betas:
-            raise ValueError(
-                f"{path!r} has b1_memory or b2_memory, but {optimizer} has no β1 and "
-                "β2 per group; leave them out, or use adam, adamw, lamb or lion"
-            )
-        if not decay and not is_one(module.weight_decay):
+        if not is_one(module.weight_decay):
             raise ValueError(
                 f"{path!r} has a factor of weight_decay, but {optimizer} has no weight "
                 "decay of its own; leave the factor out, or use optim.adamw or another "

@@ -30,8 +30,6 @@ from .probing import (
     Probe,
     Unchecked,
     acting,
-    apart,
-    nested,
     probe_shapes,
     traced,
 )
@@ -151,34 +149,35 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
         raise ValueError(
             f"tx is a {type(tx).__name__}; pass an optax.GradientTransformation"
         )
-    tree = nested(scales) if params is None else params
-    labels = {}
-    if point.scaled and any(scale.segments for scale in scales.values()):
-        labels = {
-            name: label
-            for s in scales.values()
-            for name, label in zip(s.named, s.labels, strict=True)
-        }
-        tx, tree, scales = apart(tx, tree, scales)
-    paths = [path for path, _ in flatten(tree) if path in scales]
-    rules = {path: multipliers(scales[path], point) for path in paths}
+    tree = dict.fromkeys(scales, 0.0) if params is None else params
+    held = [scales[path] for path, _ in flatten(tree) if path in scales]
+    fused = {s.path: s for s in held if s.segments and point.scaled}
+    parts = {
+        name: part
+        for s in held
+        for name, part in zip(
+            s.labels if s.path in fused else [s.path],
+            s.parts if s.path in fused else [s],
+            strict=True,
+        )
+    }
+    rules = {name: multipliers(part, point) for name, part in parts.items()}
     if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
         raise traced()
-    shapes = {p: (scales[p].base_shape, scales[p].shape) for p in paths}
+    shapes = {name: (part.base_shape, part.shape) for name, part in parts.items()}
     if not point.scaled:
         # No rule gives sizes; the target is compared with itself, unscaled.
-        shapes = {path: (target, target) for path, (_, target) in shapes.items()}
+        shapes = {name: (target, target) for name, (_, target) in shapes.items()}
         rules = {
-            path: dataclasses.replace(rule, init_std=1.0, forward=1.0)
-            for path, rule in rules.items()
+            name: dataclasses.replace(rule, init_std=1.0, forward=1.0)
+            for name, rule in rules.items()
         }
     leaves = {
-        path: Leaf(*pair, rules[path].gradient, rules[path].init_std)
-        for path, pair in probe_shapes(shapes).items()
+        name: Leaf(*pair, rules[name].gradient, rules[name].init_std)
+        for name, pair in probe_shapes(shapes).items()
     }
     try:
-        rows = judge(Probe(tx, tree, leaves), rules, scales)
-        return ChainCheck({labels.get(name, name): r for name, r in rows.items()})
+        return ChainCheck(judge(Probe(tx, tree, leaves, fused), rules, parts, scales))
     except Unchecked:
         raise
     except jax.errors.JAXTypeError as error:

@@ -5,7 +5,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -86,11 +86,6 @@ class CoordCheck:
         It belongs to the step whose slope is farthest from zero.
         """
         return self._each(lambda fit: float(fit.slopes[fit.worst]))
-
-    @property
-    def by_step(self) -> dict[str, dict[str, list[float]]]:
-        """By axis and layer, the slopes after each step; NaN before it changes."""
-        return self._each(lambda fit: fit.slopes.tolist())
 
     @property
     def errors(self) -> dict[str, dict[str, float]]:
@@ -272,20 +267,14 @@ class CoordCheck:
             )
         return "too uncertain: use more seeds or larger sizes"
 
-    @overload
-    def plot(self, path: None = None) -> Figures: ...
-    @overload
-    def plot(self, path: str | os.PathLike[str]) -> list[str]: ...
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figures | list[str]:
-        """Plot |Δ activation| against size, one figure per axis.
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figures:
+        """Plot |Δ activation| against size: a row of panels for each axis of size.
 
         Args:
-          path: of the figure. With two axes, the name of the axis is inserted before
-            the suffix, e.g. `check-width.png`. None writes no file.
+          path: of the image to write; None writes none.
 
         Returns:
-          The paths that were written. Without a path, the figures, which a notebook
-          displays.
+          A list of one Matplotlib figure, which a notebook displays.
 
         Raises:
           ModuleNotFoundError: matplotlib is not installed.
@@ -296,40 +285,34 @@ class CoordCheck:
             raise ModuleNotFoundError(
                 "plotting needs matplotlib: pip install '.[train]' in a clone of mupax"
             ) from None
+        layers = next(iter(self.changes.values()))
+        shape = len(self.changes), next(iter(layers.values())).shape[1]
         # Figure rather than pyplot, which has global state and needs a display.
-        drawn = {axis: _draw(figure.Figure, self, axis) for axis in self.changes}
-        if path is None:
-            return Figures(drawn.values())
-        stem, suffix = os.path.splitext(os.fspath(path))
-        written = []
-        for axis, canvas in drawn.items():
-            name = f"{stem}-{axis}{suffix}" if len(self.changes) > 1 else f"{path}"
-            canvas.savefig(name, bbox_inches="tight", dpi=120)
-            written.append(name)
-        return written
+        canvas = figure.Figure(figsize=(3.2 * shape[1] + 2.4, 3.6 * shape[0]))
+        rows = canvas.subplots(*shape, sharex="row", sharey="row", squeeze=False)
+        for axis, panels in zip(self.changes, rows, strict=True):
+            self._draw(axis, panels)
+        if path is not None:
+            canvas.savefig(path, bbox_inches="tight", dpi=120)
+        return Figures([canvas])
 
-
-def _draw(make: Any, check: CoordCheck, axis: str) -> Any:
-    layers, fits, sizes = check.changes[axis], check.fits[axis], check.sizes[axis]
-    steps = next(iter(layers.values())).shape[1]
-    canvas = make(figsize=(3.2 * steps + 2.4, 3.6))
-    panels = canvas.subplots(1, steps, sharex=True, sharey=True, squeeze=False)[0]
-    for step, panel in enumerate(panels):
-        for layer, change in layers.items():
-            label = f"{layer}  {fits[layer].slopes[step]:+.2f}"
-            mean = np.exp(_log(change[:, step]).mean(axis=-1))
-            panel.plot(sizes, mean, marker="o", label=label)
-        panel.set(xscale="log", yscale="log", xlabel=axis, title=f"step {step + 1}")
-        panel.set_xticks(sizes, map(str, sizes))
-        panel.minorticks_off()
-    panels[-1].legend(
-        title="layer  slope",
-        fontsize="x-small",
-        loc="center left",
-        bbox_to_anchor=(1, 0.5),
-    )
-    panels[0].set_ylabel("rms change of the activation")
-    return canvas
+    def _draw(self, axis: str, panels: Sequence[Any]) -> None:
+        sizes, fits = self.sizes[axis], self.fits[axis]
+        for step, panel in enumerate(panels):
+            for layer, change in self.changes[axis].items():
+                label = f"{layer}  {fits[layer].slopes[step]:+.2f}"
+                mean = np.exp(_log(change[:, step]).mean(axis=-1))
+                panel.plot(sizes, mean, marker="o", label=label)
+            panel.set(xscale="log", yscale="log", xlabel=axis, title=f"step {step + 1}")
+            panel.set_xticks(sizes, map(str, sizes))
+            panel.minorticks_off()
+        panels[0].set_ylabel("rms change of the activation")
+        panels[-1].legend(
+            title="layer  slope",
+            fontsize="x-small",
+            loc="center left",
+            bbox_to_anchor=(1, 0.5),
+        )
 
 
 # --- fits ---

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..apply.transforms import missing_multipliers, resolve
-from ..rules.multipliers import OptimizerName, carried, family_of, multipliers
+from ..rules.multipliers import carried, family_of, multipliers
 from ..rules.optimizers import optimizer_rule
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale
@@ -16,7 +16,6 @@ from ..scales.display import html_table
 from ..scales.group import Module
 from ..scales.paths import open_numbers
 from ..scales.table import Scales
-from .chain_check import ChainCheck, inspect_chain
 
 _HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
 
@@ -62,7 +61,6 @@ class Explanation:
       depth: depth ratio M.
       rows: settings of each parameter, by path, as ratios to the base; of each segment
         where they differ, e.g. `"qkv[:, 0:64]"`.
-      check: result of `check_chain` if `explain` was given `tx`, else None.
       training: ratios of batch size and training length.
       modules: hyperparameters of groups of parameters, from `for_modules`.
       needs: what the model's attention or call needs to change, a sentence each.
@@ -84,7 +82,6 @@ class Explanation:
     optimizer: str
     depth: float
     rows: Mapping[str, Row]
-    check: ChainCheck | None = None
     training: TrainingScale = SAME
     modules: Mapping[str, Module] = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ()
@@ -93,14 +90,13 @@ class Explanation:
     def __repr__(self) -> str:
         roles = collections.Counter(row.role for row in self.rows.values())
         counted = ", ".join(f"{count} {role}" for role, count in roles.items())
-        wrong = "" if self.check is None or self.check.passed else "; tx is WRONG"
         return (
             f"<Explanation: {self.parametrization.name}, {self.optimizer}, "
-            f"{len(self.rows)} parameters ({counted}){wrong}; print it for the table>"
+            f"{len(self.rows)} parameters ({counted}); print it for the table>"
         )
 
     def __str__(self) -> str:
-        table = [self._head(), *self._table()]
+        table = [_HEAD, *self._table()]
         lines = _aligned(table)
         title, *notes = self._notes()
         if max(map(len, lines)) > _COLUMNS:
@@ -125,10 +121,7 @@ class Explanation:
     def _repr_html_(self) -> str:
         title, *notes = self._notes()
         below = (line for note in notes for line in note.splitlines())
-        return html_table(title, self._head(), self._table(), below)
-
-    def _head(self) -> list[str]:
-        return [*_HEAD, *(["tx"] if self.check else [])]
+        return html_table(title, _HEAD, self._table(), below)
 
     def _table(self) -> list[list[str]]:
         """The cells of every row. Blocks whose cells are the same share one."""
@@ -142,7 +135,6 @@ class Explanation:
                 *(f"{x:.4g}" for x in (row.learning_rate, row.eps, row.weight_decay)),
                 row.family,
                 row.origin,
-                *([self._verdict(path)] if self.check else []),
             ]
             for path, row in self.rows.items()
         ]
@@ -176,23 +168,7 @@ class Explanation:
         for module, paths in groups.items():
             notes.append(f"{', '.join(paths)}: also times {_factors(module)}")
         notes += self.training.describe(family_of(self.optimizer).value)
-        if self.check is not None:
-            notes.append(f"tx: {self.check}")
         return notes
-
-    def _verdict(self, path: str) -> str:
-        """Result of `check_chain` for one parameter, in a word or two."""
-        found = [
-            row
-            for name, row in (self.check.rows.items() if self.check else ())
-            if name == path or name.startswith(f"{path}[")  # of its segments
-        ]
-        if not found:
-            return "not given"
-        row = next((row for row in found if row.problem), found[0])
-        if row.off is not None:
-            return f"WRONG, {row.off:.4g}x"
-        return row.verdict
 
 
 # A name that ends in a number: Linen's "Dense_1", or "0" of a list.
@@ -255,25 +231,21 @@ def _factors(module: Module) -> str:
 
 def explain(
     scales: Scales,
-    optimizer: OptimizerName | str = "adam",
+    optimizer: str = "adam",
     *,
-    tx: Any = None,
-    params: Any = None,
     consistent_rms: float | None = None,
-    adaptive: bool = False,
     per_head: bool = False,
     split_fused: bool = True,
     partner: str | None = None,
 ) -> Explanation:
     """Tabulate the role, initial size and multipliers of every parameter.
 
+    Whether an optimizer applies them is a question to `check_chain`.
+
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
       optimizer: its name, e.g. "adamw", or its family.
-      tx: the optimizer itself, to run on known gradients as `check_chain` does. The
-        table gets a column with the result, and the notes say what is wrong.
-      params: as in `check_chain`.
-      consistent_rms, adaptive, per_head, split_fused, partner: as in `optim.muon`, for
+      consistent_rms, per_head, split_fused, partner: as in `optim.muon`, for
         optimizers of hidden matrices. The partner is a name, e.g. "lion".
 
     Returns:
@@ -306,7 +278,6 @@ Table 3
     point = resolve(scales)
     options = {
         "consistent_rms": consistent_rms,
-        "adaptive": adaptive,
         "per_head": per_head,
         "split_fused": split_fused,
         "partner": partner,
@@ -316,14 +287,12 @@ Table 3
         for path, scale in scales.items()
         for name, row in _rows(path, scale, point, optimizer, options).items()
     }
-    check = None if tx is None else inspect_chain(tx, scales, params=params)
     missing = missing_multipliers(scales)
     return Explanation(
         point,
         optimizer,
         scales.depth,
         rows,
-        check,
         scales.training,
         scales.modules,
         (missing,) if missing else (),

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..apply.transforms import resolve
 from ..rules.multipliers import Family, Multipliers, multipliers
-from ..scales.probe import Kind, Mode
+from ..rules.roles import ParamScale
+from ..scales.probe import Kind, Mode, at_start
 from ..scales.table import Scales, stacked_vectors
 from .probing import Condition, Probe, Run, rms
 
@@ -60,8 +61,8 @@ class Checked:
       hint: what may be wrong, or "".
 
     Examples:
-      >>> Checked(factor=1.0, expected=0.25).off
-      4.0
+      >>> Checked(factor=0.25, expected=0.25).problem
+      ''
     """
 
     factor: float | None = None
@@ -69,30 +70,20 @@ class Checked:
     problem: str = ""
     hint: str = ""
 
-    @property
-    def off(self) -> float | None:
-        """Factor by which the update is too large; None if its size is right."""
-        if not self.factor or not self.expected or _near(self.factor, self.expected):
-            return None
-        return self.factor / self.expected
-
-    @property
-    def verdict(self) -> str:
-        """A word for a table: "ok", "WRONG" or "unclear"."""
-        if self.problem:
-            return "WRONG"
-        return "ok" if self.factor is not None else "unclear"
-
 
 def judge(
-    probe: Probe, rules: Mapping[str, Multipliers], scales: Scales
+    probe: Probe,
+    rules: Mapping[str, Multipliers],
+    parts: Mapping[str, ParamScale],
+    scales: Scales,
 ) -> dict[str, Checked]:
     """Run a probe at base and target, and judge the updates of each parameter.
 
     Args:
       probe: the optimizer and the tree on which it runs.
-      rules: the multipliers of Adam's family by path. Adam's raw updates have size
+      rules: the multipliers of Adam's family by name. Adam's raw updates have size
         one, so its learning rate is the ratio that updates must have.
+      parts: by name, the scale of a parameter or segment.
       scales: of the model.
     """
     # With gradients of the base's global norm, clipping by it multiplies both alike.
@@ -103,9 +94,11 @@ def judge(
     target, acted = probe.run(Mode.TARGET, [*_CONDITIONS, *more])
     runs = {Mode.BASE: base, Mode.TARGET: target}
     rows = []
-    for path in base[Condition(_LARGE)].first:
-        acts = {kind: acted.of(kind, path) for kind in Kind}
-        rows.append(_Parameter(path, runs, acts, probe, rules[path], scales, alike))
+    for name in base[Condition(_LARGE)].first:
+        acts = {kind: acted.of(kind, parts[name].path) for kind in Kind}
+        rows.append(
+            _Parameter(name, parts[name], runs, acts, probe, rules[name], scales, alike)
+        )
     descends = any(row.ascent < 0 for row in rows)
     spared = any(not row.decays for row in rows)
     return {row.path: row.checked(descends, spared) for row in rows}
@@ -116,7 +109,8 @@ class _Parameter:
 
     def __init__(
         self,
-        path: str,
+        name: str,
+        scale: ParamScale,
         runs: Mapping[Mode, Mapping[Condition, Run]],
         acted: Mapping[Kind, list[Any]],
         probe: Probe,
@@ -124,10 +118,11 @@ class _Parameter:
         scales: Scales,
         alike: list[Condition],
     ):
-        self.path, self.runs, self.acted, self.scales = path, runs, acted, scales
+        self.path, self.scale, self.scales = name, scale, scales
+        self.runs, self.acted = runs, acted
         self.rule, self.rate, self.alike = rule, rule.learning_rate, alike
-        self.slope, self.weight = probe.slope(path), probe.weight(path)
-        self.heavier = probe.leaves[path].weight
+        self.slope, self.weight = probe.slope(name), probe.weight(name)
+        self.heavier = probe.leaves[name].weight
         one, two = (rms(self.update(Mode.BASE, _LARGE, w)) for w in (1.0, 2.0))
         self.relative = _near(two, 2 * one)
         self.noise = self.update(Mode.BASE, 0.0, 0.0)
@@ -260,10 +255,10 @@ class _Parameter:
                 "rule is known for it: tune it again at the target, or leave it out"
             )
         yield self.normalization()[0]
-        if self.path in stacked_vectors(self.scales) and self.decays and spared:
+        if self.scale.path in stacked_vectors(self.scales) and self.decays and spared:
             yield (
                 f"the weight decay of {self.path!r}, of shape "
-                f"{self.scales[self.path].shape}, acts on a bias or norm scale in each "
+                f"{self.scale.shape}, acts on a bias or norm scale in each "
                 "layer of a stack, as the mask x.ndim >= 2 does; choose kernels by "
                 "their names, or use optim.adamw with mask='matrices'"
             )
@@ -362,14 +357,14 @@ class _Parameter:
                 "no scaling acts on it: use an optimizer of mupax.optim, or add "
                 "scale_by_parametrization after the transform that makes the update"
             )
-        scale = self.scales[self.path]
+        scale, path = self.scale, self.scale.path
         point, other = resolve(self.scales), resolve(scaling.scales)
         if not point.same_rules(other):
             return (
                 f"tx scales by {other.label}, and this check is for {point.label}: "
                 "give both the same scales"
             )
-        if scaling.scales.get(self.path) != scale:
+        if scaling.scales.get(path) != self.scales[path]:
             return "tx was made from other scales: make it from those of this check"
         base, target = (self.size(which, _LARGE) for which in Mode)
         if base and self.independent() and _near(target / base, self.rate):
@@ -378,7 +373,7 @@ class _Parameter:
                 "the update is proportional to the gradient: put optim."
                 "normalize_gradients(scales) before it"
             )
-        applied = scaling.factors[self.path]
+        applied = at_start(scaling.factors[path], scale)
         wanted = self.rate * applied / factor
         fits = [
             family.value

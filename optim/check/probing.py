@@ -18,9 +18,9 @@ import numpy as np
 import optax
 
 from ..apply.segments import joined_parts, packed
+from ..rules.roles import ParamScale, Place
 from ..scales.paths import flatten, map_with_paths
 from ..scales.probe import Acting, Kind, Mode, Recorder, running
-from ..scales.table import Scales
 
 # Most elements of a probe's target tree.
 _SIZE = 2**16
@@ -146,7 +146,7 @@ class Condition(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Updates by path: of the first step that depends on gradients, and the next."""
+    """Updates by name: of the first step that depends on gradients, and the next."""
 
     first: Mapping[str, np.ndarray]
     second: Mapping[str, np.ndarray]
@@ -159,31 +159,42 @@ class Probe:
     Args:
       tx: any object with Optax's `init` and `update`.
       params: a tree of the parameters' structure; its leaves are not read.
-      leaves: for each path, the probe's leaf.
+      leaves: the probe's leaves, by name: a path, or the name of a segment.
+      fused: by path, the scales of parameters whose segments are leaves.
     """
 
     tx: Any
     params: Any
     leaves: Mapping[str, Leaf]
+    fused: Mapping[str, ParamScale]
 
-    def slope(self, path: str) -> np.ndarray:
+    def slope(self, name: str) -> np.ndarray:
         """The base's gradient, of size one."""
-        return self._filled(path, True, _GRADIENT)
+        return self._filled(name, True, _GRADIENT)
 
-    def weight(self, path: str) -> np.ndarray:
+    def weight(self, name: str) -> np.ndarray:
         """The base's weight, of size one."""
-        return self._filled(path, True, _WEIGHT)
+        return self._filled(name, True, _WEIGHT)
 
     def norm(self, which: Mode) -> float:
         """The global norm of gradients of size one; 1 if all are empty."""
         at_base = which is Mode.BASE
-        slopes = (self._filled(path, at_base, _GRADIENT) for path in self.leaves)
+        slopes = (self._filled(name, at_base, _GRADIENT) for name in self.leaves)
         return math.sqrt(sum(float(np.vdot(x, x)) for x in slopes)) or 1.0
+
+    def _places(self, at_base: bool) -> dict[str, list[Place]]:
+        """Where the segments of each fused parameter are."""
+        found = {}
+        for path, scale in self.fused.items():
+            leaves = [self.leaves[name] for name in scale.labels]
+            shapes = [x.base_shape if at_base else x.shape for x in leaves]
+            found[path] = packed(scale, shapes)
+        return found
 
     def run(
         self, which: Mode, conditions: Sequence[Condition]
     ) -> tuple[dict[Condition, Run], Recorder]:
-        """Updates by condition and path.
+        """Updates by condition and name.
 
         With `Mode.BASE` the base's shapes and sizes are used, otherwise the target's.
         All conditions take as many steps. The first two must differ in the size of
@@ -193,13 +204,20 @@ class Probe:
           Unchecked, jax.errors.JAXTypeError: a hyperparameter of `tx` is traced.
         """
         at_base, recorder = which is Mode.BASE, Recorder(which)
+        recorder.places.update(places := self._places(at_base))
         paths = [path for path, _ in flatten(self.params)]
         odd = {path: bool(i % 2) for i, path in enumerate(paths)}
 
         def tree(pattern: tuple[float, ...]) -> Any:
-            return map_with_paths(
-                lambda path, _: self._filled(path, at_base, pattern), self.params
-            )
+            def fill(path: str, _: Any) -> Any:
+                if path not in places:
+                    return self._filled(path, at_base, pattern)
+                names = self.fused[path].labels
+                parts = [self._filled(name, at_base, pattern) for name in names]
+                return joined_parts(parts, places[path])
+
+            with jax.ensure_compile_time_eval():
+                return map_with_paths(fill, self.params)
 
         slopes, weights = tree(_GRADIENT), tree(_WEIGHT)
 
@@ -243,21 +261,29 @@ class Probe:
         except TypeError as error:
             # Traced values of an outer jit have become inputs.
             raise traced() from error
-        arrays = [
-            {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
-            for updates in (first, second)
-        ]
-        found = {
-            condition: Run(*({p: x[i] for p, x in a.items()} for a in arrays))
+
+        def parts(updates: Any, i: int) -> dict[str, np.ndarray]:
+            found = {}
+            for path, every in flatten(updates):
+                update = np.asarray(every, np.float32)[i]
+                if path in places:
+                    each = [place.of(update) for place in places[path]]
+                    found |= dict(zip(self.fused[path].labels, each, strict=True))
+                else:
+                    found[path] = update
+            return found
+
+        runs_by_condition = {
+            condition: Run(parts(first, i), parts(second, i))
             for i, condition in enumerate(conditions)
         }
-        return found, recorder
+        return runs_by_condition, recorder
 
     def _filled(
-        self, path: str, at_base: bool, pattern: tuple[float, ...]
+        self, name: str, at_base: bool, pattern: tuple[float, ...]
     ) -> np.ndarray:
         """A matrix of rank one whose entries have the same sizes at base and target."""
-        leaf = self.leaves[path]
+        leaf = self.leaves[name]
         shape = leaf.base_shape if at_base else leaf.shape
         size = leaf.gradient if pattern is _GRADIENT else leaf.weight
         array = np.full(shape, 1.0 if at_base else size, np.float32)
@@ -275,80 +301,6 @@ def _fast() -> dict[str, Any]:
     """Compiler options for fast compilation, which takes longer than running."""
     on_cpu = jax.default_backend() == "cpu"
     return {"xla_backend_optimization_level": 0} if on_cpu else {}
-
-
-def apart(tx: Any, tree: Any, scales: Scales) -> tuple[Any, Any, Scales]:
-    """A transformation, its tree and its scales, with every segment as a parameter.
-
-    Args:
-      tx: a transformation of whole parameters.
-      tree: one of the parameters' structure.
-      scales: of the whole parameters.
-    """
-
-    def whole(parts: Any) -> Any:
-        def join(path: str, _: Any) -> Any:
-            scale = scales.get(path)
-            if scale is None or not scale.segments:
-                return parts[path]
-            found = [parts[name] for name in scale.named]
-            places = packed(scale, [part.shape for part in found])
-            running.value.places[path] = places
-            return joined_parts(found, places)
-
-        return map_with_paths(join, tree)
-
-    def split(values: Any) -> dict[str, Any]:
-        found = {}
-        for path, value in flatten(values):
-            scale = scales.get(path)
-            if scale is None or not scale.segments:
-                found[path] = value
-                continue
-            places = running.value.places[path]
-            for name, place in zip(scale.named, places, strict=True):
-                found[name] = place.of(value)
-        return found
-
-    def update(
-        updates: Any, state: Any, params: Any = None, **extra: Any
-    ) -> tuple[Any, Any]:
-        more = {k: whole(v) if isinstance(v, dict) else v for k, v in extra.items()}
-        if not isinstance(tx, optax.GradientTransformationExtraArgs):
-            more = {}
-        new, state = tx.update(whole(updates), state, whole(params), **more)
-        return split(new), state
-
-    names = [
-        name
-        for path, _ in flatten(tree)
-        for name in (scales[path].named if path in scales else (path,))
-    ]
-    wrapped = optax.GradientTransformationExtraArgs(
-        lambda params: tx.init(whole(params)), update
-    )
-    return wrapped, dict.fromkeys(names, 0.0), scales.apart()
-
-
-def nested(paths: Any) -> dict[str, Any]:
-    """A nested dictionary with these paths; a flat one if a path leads on from another.
-
-    Examples:
-      >>> nested(["a/b", "c"]), nested(["a", "a/b"])
-      ({'a': {'b': 0.0}, 'c': 0.0}, {'a': 0.0, 'a/b': 0.0})
-    """
-    tree: dict[str, Any] = {}
-    for path in paths:
-        *folders, name = path.split("/")
-        inner = tree
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-            if not isinstance(inner, dict):
-                return dict.fromkeys(paths, 0.0)
-        if name in inner:
-            return dict.fromkeys(paths, 0.0)
-        inner[name] = 0.0
-    return tree
 
 
 def rms(array: np.ndarray) -> float:

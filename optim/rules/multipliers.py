@@ -28,7 +28,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +142,7 @@ def shape_of(optimizer: str, *, consistent: bool) -> Callable[[int, int], float]
 
 
 _ADAMS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop")
-# A new optimizer is a row here, a name in `OptimizerName`, and its function.
+# A new optimizer is a row here, and its function.
 RECIPES = {
     **{family.value: Recipe(family) for family in Family},
     **{name: Recipe(Family.SGD) for name in ("momentum", "nesterov")},
@@ -160,14 +160,6 @@ RECIPES = {
     "muon_h": Recipe(Family.SPHERE, partner="adamw", shape=lambda *n: min(n) ** -0.5),
 }
 
-# Names that an editor completes.
-OptimizerName = Literal[
-    "sgd", "momentum", "nesterov",
-    "adam", "adamw", "nadam", "amsgrad", "rmsprop", "lion", "sign", "signsgd",
-    "spectral", "muon", "soap", "shampoo", "scion", "column", "row",
-    "relative", "lars", "lamb", "adafactor", "sphere", "adam_h", "muon_h",
-]  # fmt: skip
-
 
 def family_of(optimizer: str) -> Family:
     """The family of an optimizer, by its name.
@@ -182,7 +174,7 @@ def family_of(optimizer: str) -> Family:
     if not isinstance(optimizer, str):
         raise ValueError(
             f"the optimizer family is a {type(optimizer).__name__}; pass a name, e.g. "
-            "'adamw'. To check an optimizer, use optim.explain(scales, tx=tx)"
+            "'adamw'. To check an optimizer, use optim.check_chain(tx, scales)"
         )
     if optimizer not in RECIPES:
         raise ValueError(unknown("optimizer family", optimizer, RECIPES))

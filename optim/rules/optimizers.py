@@ -34,23 +34,20 @@ def optimizer_rule(
     per_head: bool = False,
     split_fused: bool = True,
     consistent_rms: float | None = None,
-    adaptive: bool = False,
     whole: ParamScale | None = None,
 ) -> Rule:
     """The rule of one parameter under an optimizer or a family.
 
     The raw update of a matrix has a shape factor in some optimizers. The rule already
     contains the powers of width, so the multiplier replaces the target's shape factor
-    by the base's. With `adaptive` the update is multiplied by the gradient's dual norm,
-    summed over copies, which for normalized gradients of rank one is (n_in n_out)^½
-    per copy.
+    by the base's.
 
     Args:
       name: of the optimizer or family.
       scale: the parameter's role and ratios.
       point: the parametrization.
       partner: the optimizer of all parameters but hidden matrices, if not its own.
-      per_head, split_fused, consistent_rms, adaptive: as in `muon`.
+      per_head, split_fused, consistent_rms: as in `muon`.
       whole: the fused kernel of a segment that is not split.
 
     Raises:
@@ -70,7 +67,6 @@ def optimizer_rule(
                 partner=partner,
                 per_head=per_head,
                 consistent_rms=consistent_rms,
-                adaptive=adaptive,
                 whole=None if split_fused else scale,
             )
             for segment in scale.segments
@@ -90,10 +86,6 @@ def optimizer_rule(
             shape(*(math.prod(sizes[a] for a in axes) for axes in both))
             for sizes in (matrix.base_shape, matrix.shape)
         )
-        if adaptive:
-            rate /= math.prod(scale.shape) / math.prod(scale.base_shape)
-            growth = scale.width_in * scale.width_out
-            rate *= (growth / scale.heads_in / scale.heads_out) ** 0.5
         rate *= small / large
     decay = {
         "rate": lambda: rule.kappa / rate,

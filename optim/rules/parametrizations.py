@@ -12,7 +12,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from .roles import ParamScale, Role
 from .traced import Traced
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 ONE = Powers()
 
-Gauge = str | Mapping[Role | str, Powers | float]
+Gauge = str | Mapping[Role | str, Powers]
 
 # The powers that the forward multiplier takes over from the stored weight, by role.
 # The network computes and learns the same in every gauge (Yaida eq. 2.8).
@@ -317,21 +317,6 @@ _REGISTRY: dict[str, Callable[..., Parametrization]] = {
 }
 
 
-# For completion in editors.
-Name = Literal[
-    "sp",
-    "ntk",
-    "mup",
-    "mean_field",
-    "meta_principled",
-    "depth_mup",
-    "ode",
-    "completep",
-    "residual",
-    "relu_mlp",
-]
-
-
 def list_parametrizations() -> list[str]:
     """List the names that `parametrization` accepts.
 
@@ -343,7 +328,7 @@ def list_parametrizations() -> list[str]:
 
 
 def parametrization(
-    name: Name | str | Parametrization,
+    name: str | Parametrization,
     *,
     gauge: Gauge | None = None,
     richness: float | None = None,
@@ -377,8 +362,8 @@ def parametrization(
         given gauge and richness.
       gauge: which factors are forward multipliers: "table3" (none: all are in
         initialization and learning rate), "table8" (the readout is multiplied by 1/m,
-        as in the mup package), "mean_field", or {role: power of its fan-in (of its
-        fan-out for input weights and vectors) that the forward multiplier carries}.
+        as in the mup package), "mean_field", or {role: `Powers` of the ratios that the
+        forward multiplier carries}.
       richness: μ0. The model divides its output by it; SGD's learning rates are
         multiplied by μ0², Adam's by μ0 (Bordelon et al. eqs. 1 and 3).
       **options: of the parametrization itself, e.g. `s`, `alpha`, `gamma`.
@@ -430,29 +415,20 @@ residual, sp
     return point
 
 
-def _gauge(gauge: Gauge) -> dict[Role, Powers]:
+def _gauge(gauge: Gauge) -> Mapping[Role, Powers]:
     if isinstance(gauge, str):
         if gauge not in GAUGES:
             raise ValueError(unknown("gauge", gauge, GAUGES))
         return GAUGES[gauge]
-    if not isinstance(gauge, Mapping):
+    if not isinstance(gauge, Mapping) or not all(
+        role in list(Role) and isinstance(powers, Powers)
+        for role, powers in gauge.items()
+    ):
         raise ValueError(
             f"gauge={gauge!r} must be one of {', '.join(map(repr, GAUGES))}, or "
-            "{role: power}, e.g. {'output': -1.0}"
+            "{role: powers}, e.g. {'output': optim.Powers(fan_in=-1)}"
         )
-    powers = {}
-    for role, power in gauge.items():
-        if role not in list(Role):
-            raise ValueError(unknown("role", str(role), [r.value for r in Role]))
-        if not isinstance(power, Powers):
-            if not isinstance(power, numbers.Real):
-                raise ValueError(
-                    f"the gauge's power of {role!r} is {power!r}; pass a number"
-                )
-            side = "fan_in" if role in (Role.HIDDEN, Role.OUTPUT) else "fan_out"
-            power = Powers(**{side: float(power)})
-        powers[Role(role)] = power
-    return powers
+    return {Role(role): powers for role, powers in gauge.items()}
 
 
 def unknown(kind: str, name: str, known: Any) -> str:

@@ -28,9 +28,6 @@ class Module:
         weights and their updates are multiplied, so that the network trains as with a
         multiplier. On all parameters of a branch's last layer it is a branch
         multiplier.
-      b1_memory: factor of the number of steps over which β1 averages; 2 turns β1 into
-        √β1. For adam, adamw, lamb and lion.
-      b2_memory: the same for β2.
 
     Raises:
       ValueError: a factor is not a number, not finite, or not positive (weight decay
@@ -50,8 +47,6 @@ class Module:
     weight_decay: Any = 1.0
     init_scale: Any = 1.0
     multiplier: Any = 1.0
-    b1_memory: Any = 1.0
-    b2_memory: Any = 1.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -68,14 +63,6 @@ class Module:
                 raise ValueError(
                     f"{field.name}={value} must be positive" + _FREEZE * frozen
                 )
-
-    @property
-    def remembers(self) -> bool:
-        """Whether the group has its own β1 or β2."""
-        return any(
-            isinstance(memory, jax.Array) or memory != 1
-            for memory in (self.b1_memory, self.b2_memory)
-        )
 
     @property
     def init(self) -> Any:

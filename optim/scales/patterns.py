@@ -1,5 +1,6 @@
 """Regular expressions from the user, each of which must match some parameter."""
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -28,13 +29,20 @@ class Pattern:
         return hit
 
     def check(self, paths: Iterable[str]) -> None:
-        """Raise a `ValueError` that lists the paths if no path has matched so far."""
-        if self._regex is not None and not self.hit:
-            shown = [repr(p) for p in paths]
-            raise ValueError(
-                f"{self.name}={self.expression!r} matches no parameter path; the "
-                f"paths are {', '.join(shown[:6])}" + (", ..." * (len(shown) > 6))
-            )
+        """Raise a `ValueError` with similar paths if no path has matched so far."""
+        if self.expression is None or self.hit:
+            return
+        words = re.sub(r"[^\w/]+", " ", self.expression).strip()
+
+        def alike(path: str) -> float:
+            names = (path, *path.split("/"))
+            return max(difflib.SequenceMatcher(None, words, n).ratio() for n in names)
+
+        near = ", ".join(map(repr, sorted(paths, key=alike, reverse=True)[:6]))
+        raise ValueError(
+            f"{self.name}={self.expression!r} matches no parameter path; similar "
+            f"paths are {near}"
+        )
 
 
 def _not_a_string(name: str, expression: object) -> str:

@@ -6,7 +6,6 @@ factors can be turned off or enlarged; see `mupax.optim.check.probing`.
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,23 +61,8 @@ class Acting:
         if running.value is None:
             return
         for path, _ in flatten(tree):
-            if path not in self.factors:
-                continue
-            names = {path: self}
-            if path in running.value.places:
-                names = dict.fromkeys(self.scales[path].named, self.apart)
-            for name, this in names.items():
-                running.value.acted.setdefault((self.kind, name), set()).add(this)
-
-    @functools.cached_property
-    def apart(self) -> "Acting":
-        """The same, with every segment as a parameter."""
-        factors: dict[str, Any] = {}
-        for path, factor in self.factors.items():
-            scale = self.scales[path]
-            values = [at_start(factor, segment) for segment in scale.parts]
-            factors |= dict(zip(scale.named, values, strict=True))
-        return Acting(self.kind, self.scales.apart(), factors, self.groups)
+            if path in self.factors:
+                running.value.acted.setdefault((self.kind, path), set()).add(self)
 
 
 def at_start(factor: Any, segment: Any) -> Any:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale
 from ..rules.training import SAME, TrainingScale, training_scale
-from .display import html_table
 from .group import Module
 from .paths import flatten
 from .probe import mode
@@ -184,21 +183,6 @@ class Scales(Mapping[str, ParamScale]):
         rows = [f"{s.path}: {s.role}" for s in self.values()]
         more = [f"... {len(rows) - 6} more"] if len(rows) > 6 else []
         return f"Scales({', '.join([*rows[:6], *more])})"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (
-                scale.path + (" *" if scale.in_branch else ""),
-                scale.role.value,
-                "x".join(map(str, scale.base_shape)) or "()",
-                "x".join(map(str, scale.shape)) or "()",
-                scale.origin,
-            )
-            for scale in self.values()
-        ]
-        notes = [f"* inside a residual branch; depth ratio {self.depth:g}"]
-        head = ("path", "role", "base", "target", "found")
-        return html_table(f"{len(rows)} parameters", head, rows, notes)
 
     @property
     def depth(self) -> float:
