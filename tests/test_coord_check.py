@@ -634,16 +634,15 @@ def test_a_slope_that_finite_depth_does_not_explain_is_counted_apart():
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "hint"),
+    ("changes", "hint"),
     [
-        ({"hidden": 0.0, "output": 0.5}, {}, "the readout is not scaled"),
-        ({"hidden": 1.0, "output": 1.0}, {}, "learning rates are not scaled"),
-        ({"hidden": -0.5}, {"own_loss": True}, "the loss may be the cause"),
-        ({"hidden": -0.5}, {}, "updates are too small"),
+        ({"hidden": 0.0, "output": 0.5}, "the readout is not scaled"),
+        ({"hidden": 1.0, "output": 1.0}, "learning rates are not scaled"),
+        ({"hidden": -0.5}, "updates are too small"),
     ],
 )
-def test_recognizable_slopes_get_a_hint(changes, options, hint):
-    check = named(changes, **options)
+def test_recognizable_slopes_get_a_hint(changes, hint):
+    check = named(changes)
     assert check.verdict == "wrong"
     assert any(hint in text for text in check.hints), check.hints
 
@@ -656,7 +655,7 @@ def test_a_stream_after_a_branch_without_a_last_kernel_is_no_readout():
 
 
 def test_what_is_ok_gets_no_hint():
-    assert named({"hidden": 0.0, "readout": 0.01}, own_loss=True).hints == []
+    assert named({"hidden": 0.0, "readout": 0.01}).hints == []
 
 
 def test_no_cause_is_named_for_a_slope_that_is_unclear():
@@ -727,8 +726,6 @@ def test_without_a_loss_the_outputs_get_one_that_is_linear_in_them():
     given = check_outputs(lambda model, batch: model(batch[0]), (X, Y))
     for check in (check_outputs(None, (X, Y)), check_outputs(None, X)):
         assert check.slopes == given.slopes
-        assert not check.own_loss
-    assert check_outputs(loss, (X, Y)).own_loss
 
 
 def test_the_gradient_of_the_linear_loss_does_not_see_the_size_of_the_outputs():

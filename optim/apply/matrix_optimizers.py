@@ -243,6 +243,7 @@ def muon(
       >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.071, -0.037)
     """
+
     def precondition(scales: Scales) -> Transform:
         return orthogonalize(
             *("muon", scales, ns_coeffs, ns_steps, beta, eps, mu_dtype),
@@ -490,6 +491,7 @@ def scion(
       >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.025)
     """
+
     def precondition(scales: Scales) -> Transform:
         options = ns_coeffs, ns_steps, b1, eps, mu_dtype
         return orthogonalize("scion", scales, *options, nesterov=False)
@@ -635,6 +637,7 @@ def muon_h(
       >>> round(float(jnp.linalg.norm(mlp(16)["mid"] + updates["mid"])), 4)
       4.0
     """
+
     def precondition(scales: Scales) -> Transform:
         options = ns_coeffs, ns_steps, beta, eps, mu_dtype
         return orthogonalize("muon_h", scales, *options, nesterov=nesterov)

@@ -114,7 +114,6 @@ def coord_check(
     sizes: dict[str, tuple[int, ...]] = {}
     changes: dict[str, dict[str, np.ndarray]] = {}
     facts: dict[str, Facts] = {}
-    own_loss = False
     # Compiling takes longer than running a few steps.
     quick = {"xla_backend_optimization_level": 1}
     options = quick if jax.default_backend() == "cpu" else {}
@@ -123,13 +122,12 @@ def coord_check(
         for run in runs:
             program = jax.jit(jax.vmap(run, (0, None)), compiler_options=options)
             run.result = jax.device_get(program(keys, batch))
-            own_loss |= run.returned is None
         _check_built(axis, runs, len(set(given)))
         sizes[axis] = tuple(s[axis] for s in settings)
         rows = _compare(runs, axis, wanted)
         changes[axis] = {name: row.values[:, 1:] for name, row in rows.items()}
         facts[axis] = _facts(runs, rows)
-    return CoordCheck(sizes, changes, tolerance, facts, own_loss)
+    return CoordCheck(sizes, changes, tolerance, facts)
 
 
 def _seeds(seeds: Any) -> list[int]:

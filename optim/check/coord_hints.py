@@ -125,16 +125,12 @@ def _of_axis(check: Any, axis: str) -> Iterator[str]:
         yield _growing(facts, axis, rising)
     falling = [layer for layer in wrong if abs(slopes[layer] + 0.5) < 0.15]
     if falling and axis == "width":
-        cause = (
-            "with cross-entropy or a squared error the loss may be the cause, because "
-            "its gradient depends on the initial outputs, which fall with width under "
-            "μP. Pass a loss function that returns the outputs; the check then uses a "
-            "linear loss"
-            if check.own_loss
-            else "their updates are too small, e.g. under 'ntk' or because the readout "
-            "was rescaled twice"
+        yield (
+            f"{facts.quote(falling)} fall as width^-0.5: their updates are too small, "
+            "e.g. under 'ntk' or because the readout was rescaled twice. If your loss "
+            "returns a scalar, its gradient may be the cause, which depends on the "
+            "initial outputs: return the outputs, for a loss that is linear in them"
         )
-        yield f"{facts.quote(falling)} fall as width^-0.5: {cause}"
 
 
 def _growing(facts: Facts, axis: str, rising: Mapping[str, float]) -> str:

@@ -58,7 +58,6 @@ class CoordCheck:
         since initialization, of shape (sizes, steps, seeds).
       tolerance: the largest |slope| that counts as zero.
       facts: by axis, further measurements for the hints.
-      own_loss: whether the loss is the user's own, rather than linear in the outputs.
 
     Source: Tensor Programs V (arXiv:2203.03466), appendix D.1.
 
@@ -77,7 +76,6 @@ class CoordCheck:
     changes: Mapping[str, Mapping[str, np.ndarray]]
     tolerance: float = 0.15
     facts: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
-    own_loss: bool = False
 
     @property
     def slopes(self) -> dict[str, dict[str, float]]:
