@@ -5,8 +5,6 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mupax.zoo.weights.files import is_finite
-
 from .errors import UserError, nearest, short
 
 Check = Callable[[str, Any], Any]
@@ -131,50 +129,3 @@ def texts(key: str, value: Any) -> tuple[str, ...]:
 def optional(check: Check) -> Check:
     """Check for None or a value that another check accepts."""
     return lambda key, value: None if value is None else check(key, value)
-
-
-def check_form(value: Any, schema: Any, name: str) -> None:
-    """Check data of a JSON file.
-
-    Args:
-      value: the data.
-      schema: `str`, `bool` or `int`; `float` for any finite number; {key: schema} for
-        an object with these keys; {str: schema} for one with any keys; a list of
-        schemas for a list of that length; None for anything.
-      name: of the value in messages.
-
-    Raises:
-      ValueError: the data has another form.
-
-    Examples:
-      >>> check_form({"rows": [1, 0.5]}, {"rows": [float, float]}, "x")
-      >>> check_form({"rows": [1, True]}, {"rows": [float, float]}, "x")
-      Traceback (most recent call last):
-      ...
-      ValueError: x.rows[1]=True must be a finite number
-    """
-    if schema is None:
-        return
-    if isinstance(schema, dict):
-        if not isinstance(value, dict):
-            raise ValueError(f"{name}={shown(value)} must be an object")
-        fixed = str not in schema
-        for key in schema.keys() - value.keys() if fixed else ():
-            raise ValueError(f"{name} lacks {key!r}")
-        for key in value:
-            if fixed and key not in schema:
-                raise ValueError(f"{name} has an unknown key {key!r}")
-            check_form(value[key], schema[key if fixed else str], f"{name}.{key}")
-    elif isinstance(schema, list):
-        if not isinstance(value, list) or len(value) != len(schema):
-            raise ValueError(
-                f"{name}={shown(value)} must be a list of {len(schema)} values"
-            )
-        for i, (item, inner) in enumerate(zip(value, schema, strict=True)):
-            check_form(item, inner, f"{name}[{i}]")
-    elif schema is float:
-        if not is_finite(value):
-            raise ValueError(f"{name}={shown(value)} must be a finite number")
-    elif type(value) is not schema:
-        kinds = {str: "a string", bool: "true or false", int: "a whole number"}
-        raise ValueError(f"{name}={shown(value)} must be {kinds[schema]}")

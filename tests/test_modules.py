@@ -88,12 +88,15 @@ def test_a_multiplier_trains_as_one_in_the_forward_pass(name):
     assert abs(plain[0] - wanted[0]) > 1e-3
 
 
-def test_only_models_with_branches_have_a_branch_multiplier_to_transfer():
-    for name, has in (("mlp", False), ("resmlp", True), ("gpt", True)):
+def test_only_models_with_branches_take_over_a_branch_multiplier(tmp_path):
+    path = tmp_path / "summary.json"
+    for name, has in (("mlp", False), ("resmlp", True)):
         model = {"name": name, "width": 8, "depth": 2}
         given = {"dataset": "digits", "learning_rate": 0.1, "model": model}
         record = transfer_record(parse(given), {"learning_rate": 0.1})
-        assert (record["branch_multiplier"] is not None) is has
+        path.write_text(json.dumps({"transfer": record}))
+        read = parse(given | {"transfer_from": str(path)})
+        assert ("branch_multiplier" in read.model.options) is has
 
 
 @pytest.mark.parametrize("copied", [False, True])

@@ -1,12 +1,10 @@
 """Training: the same weights and curve, however often it is killed."""
 
-import gc
 import hashlib
 import json
 import os
 import pathlib
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -73,12 +71,6 @@ def finished(tmp_path_factory):
     return workdir, result, digest(model)
 
 
-@pytest.fixture
-def copy(finished, tmp_path):
-    """The finished run's directory, to be spoilt."""
-    return shutil.copytree(finished[0], tmp_path / "copy")
-
-
 def assert_same(found: dict, finished) -> None:
     _, result, weights = finished
     assert found["digest"] == weights
@@ -132,72 +124,6 @@ def test_a_finished_run_returns_at_once(finished):
     assert again.seconds == result.seconds
     assert digest(model) == weights
     assert contents(workdir) == before
-
-
-# --- damaged checkpoints
-
-
-def largest(folder: pathlib.Path) -> pathlib.Path:
-    return max(
-        (file for file in folder.rglob("*") if file.is_file()),
-        key=lambda file: file.stat().st_size,
-    )
-
-
-def truncate(step: pathlib.Path) -> None:
-    file = largest(step / "state")
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def flip_a_weight(step: pathlib.Path) -> None:
-    # The middle of the arrays' own bytes, where TensorStore checks nothing.
-    file = largest(step / "state")
-    content = bytearray(file.read_bytes())
-    for place in range(len(content) // 3, len(content) // 3 * 2):
-        content[place] ^= 1
-    file.write_bytes(content)
-
-
-def alter_history(step: pathlib.Path) -> None:
-    file = step / "progress" / "metadata"
-    text = file.read_text()
-    start = text.index('"seconds": ') + len('"seconds": ')
-    changed = "3" if text[start] != "3" else "4"
-    file.write_text(text[:start] + changed + text[start + 1 :])
-
-
-def empty(step: pathlib.Path) -> None:
-    shutil.rmtree(step / "state")
-
-
-# Orbax drops the other reads of a checkpoint when one fails, and Python says so when
-# it collects them: here, and not in the middle of another test.
-abandons_reads = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)
-
-
-@pytest.fixture
-def collected():
-    yield
-    gc.collect()
-
-
-@abandons_reads
-@pytest.mark.usefixtures("collected")
-@pytest.mark.parametrize("damage", [truncate, flip_a_weight, alter_history, empty])
-def test_a_damaged_checkpoint_is_named_and_may_be_removed(copy, finished, damage):
-    damaged = copy / "checkpoints" / str(STEPS)
-    damage(damaged)
-    before = contents(copy)
-    with pytest.raises(UserError, match=f"checkpoint {damaged} cannot be read"):
-        run(copy)
-    assert contents(copy) == before
-    shutil.rmtree(damaged)
-    result, model = run(copy)
-    assert result.resumed_from == STEPS - 5
-    assert digest(model) == finished[2]
-    assert result.curve == finished[1].curve
 
 
 # --- what is refused

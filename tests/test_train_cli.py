@@ -21,6 +21,7 @@ from mupax.experiments import cli
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import build
 from mupax.experiments.run.config import defaults, parse
+from mupax.experiments.run.hyperparameters import transfer_record
 from mupax.experiments.run.records import read
 
 TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
@@ -436,33 +437,30 @@ def test_eval_refuses_a_model_that_computes_another_function(finished, capsys, f
     err = refused(capsys, *args, f"--config.{flag}")
     assert flag.split("=")[0] in err
     assert "would evaluate another function" in err
-    # What training alone uses may differ, and a default may be spelled out.
-    same = ("learning_rate=0.5", "batch_size=16", "model.remat=True")
-    same += ("model.nonlinearity=relu", "data.threads=2")
+    # What training alone uses may differ.
+    same = ("learning_rate=0.5", "batch_size=16", "model.remat=True", "data.threads=2")
     assert mupax(*args, *(f"--config.{key}" for key in same)) == 0
 
 
-RECORD = {
-    "hyperparameters": {"learning_rate": 2.0**-8.5},
-    "model": "resmlp",
-    "options": {},
-    "base_width": 8,
-    "base_depth": 2,
-    "base_batch_size": 64,
-    "base_examples": None,
-    "parametrization": {"name": "depth_mup"},
-    "optimizer": {"name": "adam"},
-    "schedule": "cosine",
-    "clip_norm": None,
-    "modules": {},
-    "branch_multiplier": None,
-    "init_scale": 1.0,
-    "label_smoothing": 0.0,
-}
+def record(examples=None, **values) -> dict:
+    """What a transfer stores that tuned the learning rate, and perhaps more."""
+    base = {
+        "model": {"name": "resmlp", "width": 8, "depth": 2},
+        "modules": {"head": {"pattern": "role:output"}}
+        if "head/multiplier" in values
+        else {},
+        "optimizer": {"name": "adam"},
+        "batch_size": 64,
+        "learning_rate": 1.0,
+        "clip_norm": 1.0 if values else None,
+    }
+    return transfer_record(
+        parse(base), {"learning_rate": 2.0**-8.5, **values}, examples
+    )
 
 
 def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
-    summary = {"transfer": dict(RECORD)}
+    summary = {"transfer": record()}
     path = tmp_path / "summary.json"
     path.write_text(json.dumps(summary))
     args = [
@@ -478,19 +476,13 @@ def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
     assert "learning rate 0.00276 at the base" in out
     assert f"from {path}" in out
     assert "adam," in out
-    summary["transfer"]["model"] = "cnn"
+    summary["transfer"]["config"]["model"]["name"] = "cnn"
     path.write_text(json.dumps(summary))
     assert mupax(*args) == 2
     said = "has the hyperparameters of 'cnn', and model.name is 'resmlp'"
     assert said in capsys.readouterr().err
-    summary["transfer"] |= {
-        "model": "resmlp",
-        "branch_multiplier": 2.0,
-        "clip_norm": 1.0,
-        "base_examples": 100,
-        "modules": {"head": {"pattern": "role:output", "learning_rate": 2.0}},
-    }
-    summary["transfer"]["hyperparameters"] |= {"warmup": 0.1, "label_smoothing": 0.1}
+    found = {"warmup": 0.1, "label_smoothing": 0.1, "branch_multiplier": 2.0}
+    summary = {"transfer": record(100, **found, **{"head/multiplier": 2.0})}
     path.write_text(json.dumps(summary))
     for key in ("seed=1", "model.remat=True", "schedule.name=cosine"):
         assert mupax(*args, f"--config.{key}") == 0
@@ -507,10 +499,8 @@ def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
 
 def transferred(tmp_path, warmup=0.0, **tuned):
     """A run's config, after a sweep that tuned more than the learning rate."""
-    rates = {"learning_rate": 2.0**-8.5, "warmup": warmup}
-    found = {**RECORD, "hyperparameters": rates, **tuned}
     path = tmp_path / "summary.json"
-    path.write_text(json.dumps({"transfer": found}))
+    path.write_text(json.dumps({"transfer": record(warmup=warmup, **tuned)}))
     config = defaults()
     config.dataset = "digits"
     config.transfer_from = str(path)
@@ -543,7 +533,9 @@ def test_it_takes_the_place_of_what_the_config_says(tmp_path):
     assert found.model.options["branch_multiplier"] == 2.0
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"transfer": 3}', "\x00", "{"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"transfer": 3}', '{"transfer": {"config": 1', "\x00"]
+)
 def test_a_file_that_is_no_summary_is_one_sentence(tmp_path, text):
     path = tmp_path / "summary.json"
     path.write_text(text)

@@ -258,8 +258,9 @@ def test_a_gpt_is_transferred_with_clipping_and_init_scale(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     values = summary["transfer"]["hyperparameters"]
     assert set(values) == {"learning_rate", "init_scale"}
-    assert summary["transfer"]["clip_norm"] == 1.0
-    assert summary["transfer"]["modules"]["tables"]["learning_rate"] in (2.0, 4.0)
+    assert summary["transfer"]["config"]["clip_norm"] == 1.0
+    modules = summary["transfer"]["config"]["modules"]
+    assert modules["tables"]["learning_rate"] in (2.0, 4.0)
     lines = read(run / "target")
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 9))
     assert lines[-1]["test_loss"] == pytest.approx(summary["target"]["test_loss"])

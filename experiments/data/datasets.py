@@ -405,33 +405,9 @@ def _find(name: str, places: Sequence[pathlib.Path]) -> Any:
     known = prepared.names()
     if name.split("/")[0].split(":")[0] in known:
         return None
-    hint = _with_prefix(name) or nearest(name, [*DIGITS, *known]) or "."
+    hint = nearest(name, [*DIGITS, *known]) or "."
     raise UserError(
         f"there is no dataset {name!r}{hint} Give the name of a prepared TFDS dataset, "
-        "images:DIRECTORY, npz:FILE, text:FILE, or noise, e.g. fake:224x224x3:1000"
+        "images:DIRECTORY, npz:FILE, text:FILE, or noise, e.g. fake:224x224x3:1000; a "
+        "dataset of Hugging Face from Python, by mupax.train(config, workdir, data=...)"
     )
-
-
-def _with_prefix(name: str) -> str:
-    """What a path or an id of Hugging Face should have been, as the end of a clause.
-
-    Examples:
-      >>> _with_prefix("my.txt"), _with_prefix("mnits")
-      ("; did you mean 'text:my.txt'?", '')
-    """
-    suffix = pathlib.PurePath(name).suffix.lower()
-    forms = []
-    if os.path.isdir(name):
-        forms = [folders.FOLDER, TEXT]
-    elif suffix == ".npz":
-        forms = [arrays.NPZ]
-    elif os.path.isfile(name) or suffix in (".txt", ".md", ".json", ".jsonl"):
-        forms = [TEXT]
-    if forms:
-        return f"; did you mean {' or '.join(repr(x + name) for x in forms)}?"
-    if name.startswith("hf:") or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return (
-            "; a dataset of Hugging Face is given from Python: mupax.train(config, "
-            "workdir, data=datasets.load_dataset(...))."
-        )
-    return ""

@@ -27,7 +27,7 @@ from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
 from .config import parse, plain
 from .evaluate import means, tester
-from .loop import OnStep, TrainResult, finished, train
+from .loop import OnStep, TrainResult, train
 from .prepare import PreparedRun, prepare
 from .trackers import open_trackers
 
@@ -110,14 +110,6 @@ def train_in(
     For `command`, see `run`.
     """
     config, dataset = prepared.config, prepared.dataset
-    done = model.exists() and finished(
-        dataset, prepared.options, workdir=directory, settings=config.settings()
-    )
-    if done:
-        console.print("This run had finished already. Its results:", highlight=False)
-        _print_result(done, dataset, directory, console)
-        _check_saved(model)
-        return done
     prepared.check_memory()
     wanted = {x: getattr(config, x) for x in ("tensorboard", "wandb", "mlflow")}
     with _shown_steps(console, config.steps) as show:
@@ -135,7 +127,12 @@ def train_in(
         )
     if result.resumed_from == config.steps:
         console.print("This run had finished already. Its results:", highlight=False)
-    _print_result(result, dataset, directory, console)
+    console.print(
+        f"{dataset.name}: {_scores(result.test_loss, result.test_accuracy)}; "
+        f"{directory}/metrics.jsonl",
+        highlight=False,
+        soft_wrap=True,
+    )
     # All processes must take the same branch, because saving uses collectives.
     if not collectives.broadcast(model.exists()):
         weights = state["ema"] if "ema" in state else state["params"]
@@ -147,20 +144,6 @@ def train_in(
     else:
         _check_saved(model)
     return result
-
-
-def _print_result(
-    result: TrainResult,
-    dataset: datasets.Dataset,
-    directory: pathlib.Path,
-    console: rich.console.Console,
-) -> None:
-    console.print(
-        f"{dataset.name}: {_scores(result.test_loss, result.test_accuracy)}; "
-        f"{directory}/metrics.jsonl",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 def _check_saved(model: pathlib.Path) -> None:

@@ -17,7 +17,7 @@ from mupax.zoo.registry import (
 )
 
 from .. import io
-from ..checks import check_form, number, options, shown, text, whole
+from ..checks import number, options, shown, text, whole
 from ..errors import UserError, reason
 from .optimizer import RANGES, check_optimizer
 
@@ -130,45 +130,11 @@ def transfer_record(
       base_examples: examples of the base's training, if the hyperparameters follow the
         length of training.
     """
-    best = tuned(base, values)
     return {
         "hyperparameters": dict(values),
-        "model": base.model.name,
-        "options": {k: v for k, v in best.model.options.items() if k not in _OWN},
-        "base_width": best.model.options["width"],
-        "base_depth": best.model.options["depth"],
-        "base_batch_size": best.base_batch_size or best.batch_size,
         "base_examples": base_examples,
-        "parametrization": best.parametrization.plain(),
-        "optimizer": best.optimizer.plain(),
-        "schedule": best.schedule.name,
-        "clip_norm": best.clip_norm,
-        "modules": {name: dict(group) for name, group in best.modules.items()},
-        "branch_multiplier": _branch_multiplier(best.model),
-        "init_scale": best.init_scale,
-        "label_smoothing": best.label_smoothing,
+        "config": tuned(base, values).plain(),
     }
-
-
-# Types of the values of that part; None: checked later, as part of a config.
-_TYPES = {
-    "hyperparameters": {str: float},
-    "model": str,
-    "options": {str: None},
-    **dict.fromkeys(("base_width", "base_depth", "base_batch_size"), int),
-    **{key: {str: None} for key in ("parametrization", "optimizer", "modules")},
-    "schedule": str,
-    **dict.fromkeys(("base_examples", "clip_norm", "branch_multiplier")),
-    **dict.fromkeys(("init_scale", "label_smoothing"), float),
-}
-
-
-def _branch_multiplier(model: Any) -> float | None:
-    """The branch multiplier; None for a model without branches."""
-    known = default_options(model.name) if model.name in list_models() else {}
-    if "branch_multiplier" not in {**known, **model.options}:
-        return None
-    return float(model.options.get("branch_multiplier", 1.0))
 
 
 def transferred_keys(path: pathlib.Path) -> tuple[str, ...]:
@@ -191,41 +157,45 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         model, or another schedule, was tuned.
     """
     try:
-        record: Any = io.read_json(path).get("transfer")
-        check_form(record, _TYPES, "transfer")
-        values = record["hyperparameters"]
-        check_form(values.get("learning_rate"), float, "learning_rate")
-    except (OSError, ValueError) as error:
+        record = options("transfer", io.read_json(path)["transfer"])
+        given = options("hyperparameters", record["hyperparameters"])
+        values = {key: number(0)(key, value) for key, value in given.items()}
+        base = options("config", record["config"])
+        model = options("model", base["model"])
+        config = config | {
+            "learning_rate": values["learning_rate"],
+            "model": options("model", config["model"]),
+            "base_width": model["width"],
+            "base_depth": model["depth"],
+            **{
+                key: base[key] for key in ("parametrization", "optimizer", "init_scale")
+            },
+        }
+        following = {
+            "base_batch_size": base["base_batch_size"] or base["batch_size"],
+            "base_examples": record["base_examples"],
+            **{key: base[key] for key in ("clip_norm", "modules")},
+        }
+        schedule, smoothing = base["schedule"]["name"], base["label_smoothing"]
+    except (OSError, ValueError, LookupError, TypeError, UserError) as error:
         inside = path / "summary.json"
         hint = f"; did you mean {str(inside)!r}?" if inside.is_file() else ""
+        why = f"it lacks {error}" if isinstance(error, KeyError) else reason(error)
         raise UserError(
             f"{shown(str(path))} is not the summary.json of a `mupax transfer` run "
-            f"({reason(error)}){hint}"
+            f"({why}){hint}"
         ) from None
-    config = config | {
-        "learning_rate": values["learning_rate"],
-        "model": options("model", config["model"]),
-    }
-    for key in (
-        "base_width",
-        "base_depth",
-        "parametrization",
-        "optimizer",
-        "init_scale",
-    ):
-        config[key] = record[key]
-    for key in ("base_batch_size", "base_examples", "clip_norm", "modules"):
-        if record[key]:
-            config[key] = record[key]
-    if record["branch_multiplier"] is not None:
-        config["model"]["branch_multiplier"] = record["branch_multiplier"]
-    _check_model(record["model"], config["model"].get("name"), path)
-    _check_options({"name": record["model"]} | record["options"], config["model"], path)
+    config |= {key: value for key, value in following.items() if value}
+    known = default_options(model["name"]) if model["name"] in list_models() else {}
+    if "branch_multiplier" in {**known, **model}:
+        config["model"]["branch_multiplier"] = model.get("branch_multiplier", 1.0)
+    _check_model(model["name"], config["model"].get("name"), path)
+    _check_options(model, config["model"], path)
     name = options("schedule", config["schedule"]).get("name")
     if name is not None:
-        check_schedule(record["schedule"], name, shown(str(path)))
+        check_schedule(schedule, name, shown(str(path)))
     # Smoothing and warm-up that were not swept keep the config's values.
-    smoothing, warmup = record["label_smoothing"], values.get("warmup", 0.0)
+    warmup = values.get("warmup", 0.0)
     if smoothing or "label_smoothing" in values:
         config["label_smoothing"] = smoothing
     if warmup or "warmup" in values:

@@ -22,12 +22,12 @@ from ..data import Dataset, Prefetched
 from ..errors import Diverged, Stopped, UserError
 from . import bucket, collectives
 from . import workdir as workdirs
-from .checkpoints import Checkpoints, open_checkpoints, read_progress
+from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
 from .loss import Batch
 from .mesh import batch_share, check_batch, put, replicated
 from .program import Program
-from .records import Records, curve_of, evals_of, read
+from .records import Records, curve_of, evals_of
 from .step import State
 from .stopping import stop_requests
 from .trackers import Tracker
@@ -209,32 +209,6 @@ def train(
                 records.close()
         last = checkpoints.path(options.steps)
         return _result(options, records.lines, progress, last, resumed_from), state
-
-
-def finished(
-    dataset: Dataset,
-    options: LoopOptions,
-    *,
-    workdir: pathlib.Path,
-    settings: dict[str, Any] | None = None,
-) -> TrainResult | None:
-    """The result of a run that has ended, from its records: no weights are read.
-
-    Arguments and errors are those of `train`. None if the run has not ended, if a part
-    of its records is missing or damaged, or with several processes.
-    """
-    last = workdir / "checkpoints" / str(options.steps)
-    if jax.process_count() > 1 or not last.is_dir():
-        return None
-    with workdirs.claim(workdir, _identity(options, dataset, settings)):
-        try:
-            progress = _Progress(**read_progress(last)["progress"])
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-        lines = read(workdir)
-    if len(lines) != progress.lines or not any("test_loss" in x for x in lines):
-        return None
-    return _result(options, lines, progress, last.absolute(), options.steps)
 
 
 def _identity(

@@ -7,25 +7,22 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from mupax.zoo.addresses import public
-from mupax.zoo.registry import (
-    REGULARIZATION,
-    ROUNDING,
-    default_options,
-    list_models,
-)
+from mupax.zoo.registry import REGULARIZATION, ROUNDING
 
 from .. import io
 from ..errors import UserError, reason, short
 
 _NAME = "experiment.json"
 _LOCK = ".lock"
-# Options of a model that change no prediction but by rounding, and keys of `data` that
-# decide how an input is read.
-_FREE = (*ROUNDING, *REGULARIZATION)
-_READING = (
-    *("context", "tokenizer", "image_size", "mean", "std"),
-    *("crop", "crop_mode", "crop_rounding", "interpolation"),
-)
+# Keys that decide what weights compute, and those that decide how an input is read,
+# without those that change no prediction but by rounding.
+_FUNCTION = ("model", "parametrization", "base_width", "base_depth", "ema")
+_INPUT = ("data", "preprocessing")
+_FREE = {
+    *(f"model.{option}" for option in (*ROUNDING, *REGULARIZATION)),
+    *("data.train_split", "data.test_split", "data.test_path"),
+    *("data.threads", "data.workers"),
+}
 
 
 @contextlib.contextmanager
@@ -169,11 +166,15 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
     if stored is None or not stored.get("settings"):
         return
     reads = stored.get("dataset") == dataset
-    trained = _function(stored["settings"], reads)
-    own = _function(json.loads(json.dumps(settings)), reads)
+    sides = stored["settings"], json.loads(json.dumps(settings))
+    trained, own = (
+        {key: side.get(key) for key in (*_FUNCTION, *(_INPUT if reads else ()))}
+        for side in sides
+    )
     differ = [
         f"{key} ({short(first)}, here {short(second)})"
         for key, first, second in differences(trained, own)
+        if key not in _FREE
     ]
     if differ:
         raise UserError(
@@ -181,33 +182,6 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
             "that mupax eval would evaluate another function; give it the config and "
             "the flags of the training"
         )
-
-
-def _function(settings: dict[str, Any], reads: bool) -> dict[str, Any]:
-    """Settings that decide what weights compute, with defaults filled in.
-
-    Args:
-      settings: of a run, JSON-ready.
-      reads: whether to include how an input is read.
-    """
-    model = dict(settings["model"])
-    if model["name"] in list_models():
-        defaults = json.loads(json.dumps(default_options(model["name"]), default=str))
-        model = defaults | model
-    sizes = {
-        f"base_{key}": model.get(key)
-        if settings.get(f"base_{key}") is None
-        else settings[f"base_{key}"]
-        for key in ("width", "depth")
-    }
-    kept = {key: value for key, value in model.items() if key not in _FREE}
-    out = {"model": {k: v for k, v in kept.items() if k not in sizes}, **sizes}
-    out |= {key: settings.get(key) for key in ("parametrization", "ema")}
-    if reads:
-        data = settings.get("data") or {}
-        out |= {"data": {key: data.get(key) for key in _READING}}
-        out |= {"preprocessing": settings.get("preprocessing")}
-    return out
 
 
 @contextlib.contextmanager
