@@ -6,6 +6,7 @@ and a report shows all results.
 """
 
 import dataclasses
+import json
 import math
 import pathlib
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from ml_collections import ConfigDict
 from mupax import optim
 from mupax.zoo.addresses import public
 
-from . import io, report
+from . import report
 from .errors import Diverged, UserError
 from .run import commands, records, workdir
 from .run.build import build, open_dataset
@@ -115,8 +116,8 @@ def run(
         summary["verdicts"] = swept.verdicts
         data = dataclasses.replace(swept, trained=shown, compared=compared)
         with writing(directory):
-            io.write_json(directory / "summary.json", summary)
-            page = report.write_report(data, directory)
+            numbers = json.dumps(public(summary), indent=1) + "\n"
+            page = report.write_report(data, directory, "summary.json", numbers)
         report.print_target(data, console)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
         return summary

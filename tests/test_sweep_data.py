@@ -105,7 +105,7 @@ def test_a_finished_sweep_builds_and_draws_nothing(song, tmp_path, monkeypatch, 
         patch.setattr("mupax.experiments.report.page.report_page", None)
         assert sweep.run(*given).table == first.table
     assert not caplog.text
-    (tmp_path / "report.html").write_bytes(page[:-50])  # is drawn again
+    (tmp_path / "report.html").unlink()  # is drawn again
     sweep.run(*given)
     assert (tmp_path / "report.html").read_bytes() == page
 

@@ -58,12 +58,6 @@ def test_the_verdict_comes_first_and_follows_the_numbers():
     assert sentences.headline(data) == (
         "With Depth-μP, the learning rate transfers across depth and width."
     )
-    depth, _ = sentences.numbers(data)
-    assert re.fullmatch(
-        r"From depth 4 to depth 64, the best learning rate grows 1\.\d+x, and the "
-        r"least loss falls from 0\.02\d+ to 0\.008\d+\.",
-        depth,
-    )
     moved = sentences.headline(swept(sure({"sp": 0.0, "depth_mup": 0.7})))
     assert "transfers across width and does not transfer across depth (costs" in moved
     html = whole_page()
@@ -157,7 +151,7 @@ def test_headline_table_and_next_steps_say_the_same(shift, noise, seeds):
         assert t.words.startswith(f"{verb}: " if verb else f"cannot tell ({t.reason})")
         assert t.words in printed
         one = sentences.phrase([t])
-        cost = sentences.at_most(t)
+        cost = t.at_most
         told = (
             f"can be kept at a cost of {cost}" if cost else verb or "cannot be judged"
         )
@@ -166,15 +160,11 @@ def test_headline_table_and_next_steps_say_the_same(shift, noise, seeds):
             assert cost in text if cost else t.reason in text
         assert (t.remedy == "") == (t.verdict is Verdict.TRANSFERS)
         judge = re.search(rf"To judge the learning rate across [^,]*{t.axis}", steps)
-        unsure = t.verdict.known is None and cost is None
-        assert bool(judge) == unsure
-        if t.verdict is Verdict.SEEDS and t.seeds_needed is None:
-            assert "more than 100 seeds" in steps
-        elif t.verdict is Verdict.SEEDS and t.remedy not in steps:
+        assert bool(judge) == (t.verdict.known is None and not cost)
+        if t.verdict is Verdict.SEEDS and t.seeds_needed:
             assert t.seeds_needed > seeds
-            assert "more than 100 seeds" in steps or t.seeds_needed <= int(
-                re.search(r"--config\.sweep\.seeds=(\d+)", steps)[1]
-            )
+            advised = int(re.search(r"--config\.sweep\.seeds=(\d+)", steps)[1])
+            assert t.seeds_needed <= advised
         else:
             assert t.remedy.lower() in steps.lower()
     said = " ".join([printed, headline, steps])
@@ -192,25 +182,20 @@ def test_headline_table_and_next_steps_say_the_same(shift, noise, seeds):
     assert ("Use the base's best learning rate" in steps) == every
 
 
-def test_the_cost_of_a_hyperparameter_is_not_said_of_another():
-    shifts = {"depth_mup": 0.0}
-    data = swept(populations(shifts, shapes=FEW, seeds=2, noise=0.1, pair=True))
-    steps = " ".join(sentences.next_steps(data))
-    costs = {t.name: sentences.at_most(t) for t in data.shown if t.axis == "depth"}
-    assert len({*costs.values()} - {None}) == 2
-    for noun in ("learning rate", "branch multiplier"):
-        cost = costs[noun.replace(" ", "_")]
-        assert f"Keeping the base's {noun} costs {cost}; a closer answer" in steps
-
-
-def test_a_cost_close_to_the_limit_opens_the_report_of_a_transfer():
-    found = populations({"depth_mup": 0.14}, shapes=FEW, seeds=8, noise=0.005)
+def test_a_cost_that_seeds_would_not_judge_opens_the_report_of_a_transfer():
+    found = populations({"depth_mup": 0.0}, shapes=FEW, seeds=2, noise=0.1)
     data = swept(found, trained=trained())
-    (close,) = (t for t in data.shown if t.axis == "depth")
-    assert close.verdict is Verdict.CLOSE
-    cost = f"can be kept at a cost of {sentences.at_most(close)} across depth"
-    assert sentences.result(data).startswith(f"The learning rate {cost}: with")
-    assert sentences.headline(data).endswith(f"transfers across width and {cost}.")
+    (unsure,) = (t for t in data.shown if t.axis == "depth")
+    assert unsure.verdict is Verdict.SEEDS
+    assert unsure.at_most.startswith("at most ")
+    cost = f"can be kept at a cost of {unsure.at_most} across depth"
+    assert sentences.result(data).startswith(f"The learning rate {cost}")
+    assert cost in sentences.headline(data)
+    (step,) = (x for x in sentences.next_steps(data) if unsure.at_most in x)
+    assert step == (
+        f"Keep the base's learning rate if {unsure.at_most} is no matter, or use more "
+        "than 100 seeds."
+    )
 
 
 def test_the_advised_number_of_seeds_decides():
@@ -235,14 +220,6 @@ def told_again(start, seeds):
         loss = np.exp2(0.1 * place**2)
         cells.append(Cell("p", 64, depth, grid, loss, loss[..., None], 0.0))
     return transfer(cells, "depth")
-
-
-def test_several_hyperparameters_of_which_the_same_is_said_are_told_together():
-    found = populations({"depth_mup": 0.0}, pair=True, noise=0.001, seeds=8)
-    assert sentences.headline(swept(found)) == (
-        "With Depth-μP, the learning rate and the branch multiplier transfer across "
-        "depth and width."
-    )
 
 
 def test_of_several_choices_the_one_whose_base_does_best_is_featured():

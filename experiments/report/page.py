@@ -98,8 +98,7 @@ class Section:
     title: str  # the finding
     draw: Draw
     alt: str  # describes the picture for people who cannot see it
-    text: str = ""  # shown above the picture
-    caption: str = ""  # shown below the picture
+    caption: str  # shown below the picture
 
 
 def _loss(data: SweepData, name: str, axis: Axis) -> Section:
@@ -149,10 +148,9 @@ def _heatmaps(data: SweepData) -> list[Section]:
                 title=title,
                 draw=functools.partial(heatmap_figure.heatmap_figure, data, pair, axis),
                 alt=f"{title}. Loss over both, a panel for each {axis}.",
-                text="Dark colours are low losses. In a slanted valley, one "
-                "hyperparameter can compensate for a change of the other. Both "
-                "transfer if the star and the outline stay in place.",
-                caption=heatmap_figure.caption(data),
+                caption="Dark colours are low losses. In a slanted valley, one "
+                "hyperparameter can compensate for a change of the other. "
+                + heatmap_figure.caption(data),
             )
             sections.append(section)
     return sections

@@ -1,4 +1,4 @@
-"""Every sentence of a report: headline, findings, numbers, next steps.
+"""Every sentence of a report: headline, findings, next steps.
 
 The words of a verdict are those of `mupax.experiments.sweep.verdict.Transfer`, and the
 words for hyperparameters and their values those of `mupax.experiments.sweep.grids`.
@@ -97,41 +97,25 @@ def moved(transfer: Transfer) -> str:
     return f"{transfer.change_words} ({shift(transfer)} {per})"
 
 
-def at_most(transfer: Transfer) -> str | None:
-    """What the base's value costs at most, where no number of seeds would judge it."""
-    seeds = transfer.verdict is Verdict.SEEDS and not transfer.seeds_needed
-    known = transfer.regret
-    if known is None or known.high >= 1:  # a bound above the whole loss says nothing
-        return None
-    if not seeds and transfer.verdict is not Verdict.CLOSE:
-        return None
-    return f"at most {percent(known.high)} of the loss"
-
-
-def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
+def phrase(transfers: Sequence[Transfer]) -> str:
     """The verdicts on one hyperparameter: "transfers across depth and …".
 
-    Args:
-      transfers: verdicts of one hyperparameter and parametrization.
-      many: whether the subject is plural.
+    The verdicts are of one parametrization.
     """
-    s, do, was = ("", "do", "were") if many else ("s", "does", "was")
     clauses: dict[tuple[str, str], list[str]] = {}
     for t in sorted(transfers, key=lambda t: t.verdict is not Verdict.TRANSFERS):
+        reason = t.reason
         if t.verdict is Verdict.ONE_SIZE:
-            clause = f"{was} not swept across"
-        elif (cost := at_most(t)) is not None:
-            clause = f"can be kept at a cost of {cost} across"
+            clause, reason = "was not swept across", ""
+        elif t.at_most:
+            clause, reason = f"can be kept at a cost of {t.at_most} across", ""
         elif t.verdict.known is None:
             clause = "cannot be judged across"
         else:
             clause = (
-                f"transfer{s} across"
-                if t.verdict.known
-                else f"{do} not transfer across"
+                "transfers across" if t.verdict.known else "does not transfer across"
             )
-        plain = t.verdict is Verdict.ONE_SIZE or at_most(t) is not None
-        why = f" ({t.reason})" if t.reason and not plain else ""
+        why = f" ({reason})" if reason else ""
         clauses.setdefault((clause, why), []).append(t.over)
     return listed(
         [f"{text} {listed(axes)}{why}" for (text, why), axes in clauses.items()]
@@ -153,28 +137,23 @@ def headline(data: SweepData) -> str:
         missing = "size" if data.names else "value of each hyperparameter"
         return f"No answer: with {label}, only one {missing} was swept."
     label = data.all_labels[min((t.key for t in transfers), key=len)]
-    by_name = {n: [t for t in transfers if t.name == n] for n in data.names}
-    if len(by_name) > MANY:
-        good = [
-            grids.noun(name)
-            for name, group in by_name.items()
-            if {t.verdict for t in group} == {Verdict.TRANSFERS}
-        ]
-        axes = list(dict.fromkeys(t.over for t in transfers))
-        return (
-            f"With {label}, {len(good)} of {len(by_name)} hyperparameters transfer "
-            f"across {listed(axes)}{f': {listed(good)}' if good else ''}."
+    return f"With {label}, {_findings(data)}."
+
+
+def _findings(data: SweepData) -> str:
+    """The featured verdicts; of many hyperparameters, how many transfer."""
+    transfers = featured(data)
+    if len(data.names) <= MANY:
+        groups = ([t for t in transfers if t.name == name] for name in data.names)
+        return "; ".join(
+            f"the {grids.noun(g[0].name)} {phrase(g)}" for g in groups if g
         )
-    # Hyperparameters with the same verdicts share one clause.
-    clauses: dict[tuple[str, str], list[str]] = {}
-    for name, group in by_name.items():
-        clause = phrase(group), phrase(group, many=True)
-        clauses.setdefault(clause, []).append(f"the {grids.noun(name)}")
-    parts = [
-        f"{listed(subjects)} {many if subjects[1:] else one}"
-        for (one, many), subjects in clauses.items()
-    ]
-    return f"With {label}, {'; '.join(parts)}."
+    good = [grids.noun(name) for name in data.names if _all_transfer(transfers, name)]
+    axes = listed(list(dict.fromkeys(t.over for t in transfers)))
+    return (
+        f"{len(good)} of {len(data.names)} hyperparameters transfer across {axes}"
+        f"{f': {listed(good)}' if good else ''}"
+    )
 
 
 def featured(data: SweepData) -> list[Transfer]:
@@ -185,25 +164,6 @@ def featured(data: SweepData) -> list[Transfer]:
 def dead(population: Population) -> bool:
     """Whether every run of a population diverged."""
     return bool(np.isnan(population.loss).all())
-
-
-def numbers(data: SweepData) -> list[str]:
-    """How the best value and the least loss change, a sentence for each axis."""
-    sentences = []
-    for t in featured(data)[: 2 * MANY]:
-        small = optima.optimum(t.cells[0])
-        if not t.change_words or small is None or t.least is None:
-            continue
-        before, after = loss(small.loss), loss(t.least)
-        verb = "falls" if t.least < small.loss else "rises"
-        least_loss = f"{verb} from {before} to {after}"
-        if before == after:
-            least_loss = f"stays at {after}"
-        sentences.append(
-            f"From {t.size_text(0)} to {t.size_text()}, the best {grids.noun(t.name)} "
-            f"{grids.moves(t.name, t.trend.change)}, and the least loss {least_loss}."
-        )
-    return sentences
 
 
 def at_base(data: SweepData) -> str:
@@ -234,7 +194,8 @@ def next_steps(data: SweepData) -> list[str]:
     """What to do next: one sentence for each step."""
     if all(dead(p) for p in data.of(data.main)):
         return [
-            f"Sweep smaller values of the {listed(_nouns(data)) or 'learning rate'}."
+            "Sweep smaller values of the "
+            f"{listed([*map(grids.noun, data.names)]) or 'learning rate'}."
         ]
     transfers = featured(data)
     if not transfers:
@@ -246,29 +207,20 @@ def next_steps(data: SweepData) -> list[str]:
     kept = "it keeps its runs"
     if data.command.startswith("mupax transfer"):
         kept = "give it a new --workdir"
-    orders: dict[str, list[Transfer]] = {}
+    groups: dict[str, list[Transfer]] = {}
     for t in transfers:
-        if t.remedy:
-            key = t.remedy
-            if t.verdict is Verdict.SEEDS:
-                key = "seeds" if at_most(t) is None else t.name
-            orders.setdefault(key, []).append(t)
+        more = t.verdict is Verdict.SEEDS and t.seeds_needed
+        groups.setdefault("seeds" if more else t.remedy, []).append(t)
+    groups.pop("", None)
     steps = []
-    for group in orders.values():
+    for kind, group in groups.items():
         # As many seeds as the most uncertain verdict needs.
-        most = max(group, key=lambda t: t.seeds_needed or math.inf)
+        most = max(group, key=lambda t: t.seeds_needed or 0)
         order = most.remedy
-        by_command = data.command.startswith("mupax ")
-        if most.verdict is Verdict.SEEDS and most.seeds_needed and by_command:
+        if kind == "seeds" and data.command.startswith("mupax "):
             flag = f"--config.sweep.seeds={most.seeds_needed}"
             order += f": run the command again with {flag}; {kept}"
-        costs = {t.regret.high: at_most(t) for t in group if t.regret is not None}
-        if most.verdict is Verdict.SEEDS and costs and all(costs.values()):
-            order = (
-                f"keeping the base's {grids.noun(most.name)} costs "
-                f"{costs[max(costs)]}; a closer answer takes {most.reason}"
-            ).removesuffix(" needed")
-        elif most.verdict.known is None and most.verdict is not Verdict.CLOSE:
+        if most.verdict.known is None and not most.at_most:
             nouns = listed(list(dict.fromkeys(grids.noun(t.name) for t in group)))
             axes = listed(list(dict.fromkeys(t.over for t in group)))
             order = f"to judge the {nouns} across {axes}, {order}"
@@ -278,10 +230,6 @@ def next_steps(data: SweepData) -> list[str]:
         values = [f"{grids.noun(n)}, {_base_value(data, n)}" for n in good]
         steps.insert(0, f"Use the base's best {listed(values)}, for larger models.")
     return steps
-
-
-def _nouns(data: SweepData) -> list[str]:
-    return [grids.noun(name) for name in data.names]
 
 
 def _all_transfer(transfers: Sequence[Transfer], name: str) -> bool:
@@ -386,9 +334,12 @@ def result(data: SweepData) -> str:
         return ""
     other = next((run for run in data.compared if run.baseline != BASE), None)
     reached = score(data, target)
-    large = f"a network {_times(target, small)} larger" if small else "a large one"
+    large = (
+        f"a network {_times(target, small)} times larger" if small else "a large one"
+    )
     that = "those" if data.names[1:] else "that"
-    with_it = f"{_transferred(data)} with {that} of a small network, {large}"
+    found = _findings(data) or "no second size was swept"
+    with_it = f"{capital(found)}: with {that} of a small network, {large}"
     if target.train_loss is None:
         return f"{with_it} diverges."
     if reached is None:
@@ -405,28 +356,6 @@ def result(data: SweepData) -> str:
         f"{with_it} {verb}: {scored(data, reached)} instead of "
         f"{scored(data, before, named=False)}{unscaled}."
     )
-
-
-def _transferred(data: SweepData) -> str:
-    """Whether all hyperparameters transfer, as the beginning of a sentence."""
-    transfers, nouns = featured(data), _nouns(data) or ["learning rate"]
-    one = len(nouns) == 1
-    what = f"the {nouns[0]}" if one else "the hyperparameters"
-    verb, not_all = ("transfers", "does not") if one else ("transfer", "do not all")
-    failing = [t.over for t in transfers if t.verdict.known is False]
-    unknown = [t.over for t in transfers if t.verdict.known is None]
-    axes = listed(list(dict.fromkeys(failing or unknown)))
-    if failing:
-        return f"{capital(what)} {not_all} transfer across {axes}:"
-    costs = {t.regret.high: at_most(t) for t in transfers if t.regret is not None}
-    most = costs[max(costs)] if costs else None
-    if unknown and most and all(t.verdict.known or at_most(t) for t in transfers):
-        return f"{capital(what)} can be kept at a cost of {most} across {axes}:"
-    if unknown:
-        return f"Whether {what} {verb} across {axes} is not certain:"
-    if not transfers:
-        return f"Whether {what} {verb} was not tested:"
-    return f"{capital(what)} {verb}:"
 
 
 def target(data: SweepData) -> str:
@@ -455,9 +384,5 @@ def target(data: SweepData) -> str:
 
 
 def _times(large: Trained, small: Trained) -> str:
-    return f"{_digits(large.parameters / max(1, small.parameters))} times"
-
-
-def _digits(ratio: float) -> str:
-    """A ratio with two digits below 10, and without decimals above."""
+    ratio = large.parameters / max(1, small.parameters)
     return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"

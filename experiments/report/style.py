@@ -166,17 +166,16 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
 
 
 def loss_range(
-    losses: Sequence[np.ndarray], first: Sequence[np.ndarray], factor: float = 2.0
+    losses: Sequence[np.ndarray], first: Sequence[np.ndarray]
 ) -> tuple[float, float] | None:
     """The least and the greatest loss to show; None if there is none.
 
-    A run that ends far above where runs start has not learned. Such losses are cut off,
-    because they would flatten everything else.
+    A run that ends above twice the loss at which runs start has not learned. Such
+    losses are cut off, because they would flatten everything else.
 
     Args:
       losses: the losses to show.
       first: losses of the first steps.
-      factor: losses above this multiple of the median of `first` are cut off.
     """
     shown = np.concatenate([x.ravel() for x in losses] or [np.empty(0)])
     shown = shown[np.isfinite(shown) & (shown > 0)]
@@ -186,7 +185,7 @@ def loss_range(
     start = start[np.isfinite(start)]
     low, high = float(shown.min()), float(shown.max())
     if start.size:
-        high = min(high, factor * float(np.median(start)))
+        high = min(high, 2 * float(np.median(start)))
     return low, max(high, 1.5 * low)
 
 

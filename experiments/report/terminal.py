@@ -15,8 +15,6 @@ def print_verdicts(data: SweepData, console: Console) -> None:
     """Print the headline, every verdict, and what to do next."""
     console.print()
     _print(console, sentences.headline(data), style="bold")
-    for sentence in sentences.numbers(data):
-        _print(console, sentence)
     rows: dict[tuple[str, str], list[Transfer]] = {}
     for t in data.shown:
         rows.setdefault((t.name, t.over), []).append(t)

@@ -37,24 +37,18 @@ class Sample:
     points: int
     slip: float
 
-    def bounds(self, seeds: int, *, finer: bool = False) -> tuple[float, float]:
-        """The lower and the upper 95 % bound from so many seeds; see `regret`.
-
-        `finer`: of a grid of half the spacing, which divides its error by 4 and has
-        points between these.
-        """
-        points = len(self.gap) if finer else self.points
-        slip = self.slip / (4 if finer else 1)
+    def bounds(self, seeds: int) -> tuple[float, float]:
+        """The lower and the upper 95 % bound from so many seeds; see `regret`."""
         freedom = np.maximum(self.known + seeds - 1, 1)
 
         def wide(seeds_level: float, grid_level: float) -> np.ndarray:
             drawn = special.stdtrit(freedom, seeds_level) * np.sqrt(
                 self.variance / seeds
             )
-            return np.hypot(drawn, special.ndtri(grid_level) * slip)
+            return np.hypot(drawn, special.ndtri(grid_level) * self.slip)
 
         each = 1 - 0.05 / max(self.points - 1, 1)
-        low = (self.gap - wide(each, each))[:points]
+        low = (self.gap - wide(each, each))[: self.points]
         return float(low.max()), float((self.gap + wide(0.975, 0.95)).max())
 
 
@@ -72,16 +66,11 @@ class Regret:
     least: float  # loss at the best value, geometric mean over seeds
     sample: Sample | None = dataclasses.field(default=None, repr=False)  # of two seeds
 
-    def expected(self, seeds: int, *, finer: bool = False) -> "Regret":
-        """The regret that more seeds would give, if means and variances stay.
-
-        Args:
-          seeds: their number.
-          finer: whether the grid has half the spacing too.
-        """
+    def expected(self, seeds: int) -> "Regret":
+        """The regret that so many seeds would give, if means and variances stay."""
         if self.sample is None:
             return self
-        low, high = self.sample.bounds(seeds, finer=finer)
+        low, high = self.sample.bounds(seeds)
         share = math.log2(1 + self.share)
         return dataclasses.replace(
             self,

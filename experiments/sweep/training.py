@@ -74,12 +74,10 @@ def train(
     settings = {**described.settings, "machine": report.machine()}
     swept = dataclasses.replace(described, populations=populations, settings=settings)
     if folder is not None:
+        verdicts = json.dumps(swept.verdicts, indent=1)
         with writing(folder):
             io.write_durably(folder / "results.csv", swept.table)
-            io.write_durably(
-                folder / "sweep.json", json.dumps(swept.verdicts, indent=1)
-            )
-            report.write_report(swept, folder)
+            report.write_report(swept, folder, "sweep.json", verdicts)
     return swept
 
 

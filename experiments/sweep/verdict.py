@@ -6,8 +6,7 @@ up. The hyperparameter *transfers* if the upper 95 % bound of the regret lies be
 `SHARE`. It *does not transfer* if the lower 95 % bound lies above it, or if the
 largest size diverges at the base's value. In between the sweep cannot tell. Then the
 bounds that more seeds would give, if means and variances stay, say how many seeds
-decide (`Transfer.seeds_needed`). If `MOST_SEEDS` do not, those of a grid of half the
-spacing say whether that helps; if not, the cost is close to `SHARE`.
+decide (`Transfer.seeds_needed`), or that the error of the grid is the larger one.
 
 Nor does it transfer if, at the base's value, seeds of the largest size end no better
 than guessing, which they do at another value: such a network is dead. Its loss is that
@@ -55,7 +54,6 @@ class Verdict(enum.StrEnum):
     EDGE = "wider grid needed"  # the optimum may lie outside the grid
     GRID = "finer grid needed"
     SEEDS = "more seeds needed"
-    CLOSE = "close to the limit"  # the cost; neither seeds nor a finer grid would tell
     ONE_SIZE = "not swept"
 
     @property
@@ -151,21 +149,16 @@ class Transfer:
         if self.seeds_needed is None:  # unless seeds halve the error, the grid matters
             left = cost.expected(MOST_SEEDS).high - cost.share
             return Verdict.GRID if 2 * left > cost.high - cost.share else Verdict.SEEDS
-        # Where the interval is wide, more seeds change the estimate too.
-        if self._judged(MOST_SEEDS) is None and self._close(self.seeds):
-            finer = self._judged(MOST_SEEDS, finer=True)
-            return Verdict.CLOSE if finer is None else Verdict.GRID
         return Verdict.SEEDS
 
-    def _judged(self, seeds: int, *, finer: bool = False) -> Verdict | None:
+    def _judged(self, seeds: int) -> Verdict | None:
         """Whether it transfers, if so many seeds give the same means and variances.
 
         None if they could not tell.
         """
         if seeds < 2 or self.regret is None or self.at_base is None:
             return None
-        cost = self.regret.expected(seeds, finer=finer)
-        at_base = self.at_base.expected(seeds, finer=finer)
+        cost, at_base = self.regret.expected(seeds), self.at_base.expected(seeds)
         # A badly tuned base costs at every size, which is no failure to transfer:
         # either the optimum surely moves, or the cost exceeds that at the base.
         low, high = self.trend.expected(seeds / self.seeds)
@@ -173,27 +166,19 @@ class Transfer:
             return Verdict.COSTS
         return Verdict.TRANSFERS if cost.high < SHARE else None
 
-    def _close(self, seeds: int) -> bool:
-        """Whether so many seeds would show that the cost is below twice the limit."""
-        cost = self.regret
-        return cost is not None and cost.expected(seeds).high < 2 * SHARE
-
     @functools.cached_property
     def seeds_needed(self) -> int | None:
         """About how many seeds decide whether it transfers, where they do not yet.
 
-        If `MOST_SEEDS` do not, how many show that the cost is close to the limit: below
-        twice the limit. None if `MOST_SEEDS` do neither. 3 after one seed, which does
-        not show how much seeds differ.
+        None if `MOST_SEEDS` do not. 3 after one seed, which does not show how much
+        seeds differ.
         """
         if self.seeds == 1:
             return 3
-
-        for enough in (self._judged, self._close):
-            if self.seeds < MOST_SEEDS and enough(MOST_SEEDS):
-                few = range(self.seeds + 1, MOST_SEEDS + 1)
-                return few[bisect.bisect_left(few, True, key=lambda n: bool(enough(n)))]
-        return None
+        if self.seeds >= MOST_SEEDS or not self._judged(MOST_SEEDS):
+            return None
+        few = range(self.seeds + 1, MOST_SEEDS + 1)
+        return few[bisect.bisect_left(few, True, key=lambda n: bool(self._judged(n)))]
 
     @property
     def ends(self) -> dict[str, list[str]]:
@@ -227,6 +212,16 @@ class Transfer:
         if self.verdict is Verdict.TRANSFERS:
             return f"at most {percent(regret.high)} of the loss"
         return f"{regret.words} of the loss"
+
+    @property
+    def at_most(self) -> str:
+        """What the base's value costs at most, if seeds would not judge it; or ""."""
+        regret = self.regret
+        if self.verdict is not Verdict.SEEDS or self.seeds_needed or regret is None:
+            return ""
+        if regret.high >= 1:  # a bound above the whole loss says nothing
+            return ""
+        return f"at most {percent(regret.high)} of the loss"
 
     @property
     def reason(self) -> str:
@@ -279,16 +274,12 @@ class Transfer:
                     about = "about" if self.seeds > 1 else "at least"
                     many = f"{about} {self.seeds_needed}"
                 remedy = f"use {many} seeds instead of {self.seeds}"
+                if self.at_most:
+                    remedy = f"keep the base's {noun} if {self.at_most} is no matter, "
+                    remedy += f"or use {many} seeds"
                 if self.ends:
                     remedy += f", and {self._wider}"
                 return f"{many} seeds needed", remedy
-            case Verdict.CLOSE:
-                limit = percent(SHARE)
-                return (
-                    f"the cost is close to the limit of {limit}",
-                    f"keep the base's {noun} if about {limit} of the loss does not "
-                    f"matter, or {again}",
-                )
             case Verdict.ONE_SIZE:
                 return f"one {where} only", f"sweep two or more {where}s"
 
