@@ -226,46 +226,6 @@ def test_blocks_that_change_their_shape_stand_outside_of_branches():
     assert not inside["top_conv/kernel"]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("resnet18", {"groups": 2}, "pass block='bottleneck'"),
-        ("resnet50", {"num_classes": 9}, "no option 'num_classes'; it is 'out_feat"),
-        ("resnet50", {"dtype": "bf16"}, "dtype='bf16' must be a floating-point type"),
-        ("resnet50", {"param_dtype": int}, "param_dtype=.* must be a floating-point"),
-        ("timm/resnet50.a1_in1k", {}, r"zoo.load_pretrained\(...\) loads a repository"),
-        ("resnet50", {"squeeze": 2.0}, "squeeze=2.0 must lie in"),
-        ("convnext_tiny", {"layer_scale": 0.0}, "layer_scale=0.0 must be positive"),
-        ("resnet50", {"squeeze": "1/4"}, "squeeze='1/4' must be a number"),
-        ("resnet50", {"blocks": 3}, "blocks=3 must be a tuple"),
-        ("convnext_tiny", {"grn": "yes"}, "grn='yes' must be True or False"),
-        ("convnext_tiny", {"blocks": (0,)}, "at least 1"),
-        ("efficientnet_b0", {"rows": ()}, "at least one row"),
-        ("efficientnet_b0", {"rows": ((0, "odd", 1, 3, 1, 1, 8),)}, "kind 'odd'"),
-        ("efficientnet_b0", {"rows": ((0, "plain"),)}, "must be stage, kind"),
-        ("efficientnet_b0", {"padding": "valid"}, "padding='valid' must be one of"),
-        ("efficientnet_b0", {"squeeze_nonlinearity": "x"}, "squeeze_nonlinearity='x'"),
-        *(
-            ("efficientnet_b0", {"rows": ((0, *row),)}, said)
-            for row, said in (
-                (("plain", 0, 3, 1, 1, 8), "blocks 0 of"),
-                (("plain", 1, 4, 1, 1, 8), "kernel 4 of .* must be odd"),
-                (("plain", 1, 3, 0, 1, 8), "stride 0 of"),
-                (("plain", 1, 3, 1, 6, 8), "must be 1: a 'plain' block has none"),
-                (("inverted", 1, 3, 1, -1, 8), "expansion -1 of .* must be positive"),
-                (("inverted", 1, 3, 1, "6", 8), "expansion of .* must be a number"),
-                (("inverted", 1, 3, 1, 6, 8.5), "channels 8.5 of"),
-                (("inverted", 1, 3, 1, 6, 8, 2.0), "squeeze 2.0 of"),
-                (("inverted", 1, 3, 1, 6, 8, 0.0, "x"), "has nonlinearity='x' must"),
-            )
-        ),
-    ],
-)
-def test_a_wrong_option_is_named(name, options, said):
-    with pytest.raises(ValueError, match=said):
-        abstract(name, options)
-
-
 def test_images_that_the_stages_shrink_to_nothing_are_an_error():
     """Their mean would be NaN."""
     small = {"width": 4, "out_features": 2, "rngs": nnx.Rngs(0)}

@@ -239,24 +239,6 @@ def test_experts_lie_on_devices_along_tensor():
         zoo.partition_specs(tiny(experts=3, vocab_size=12), mesh)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"experts_per_token": 5}, "must be at most experts=4"),
-        ({"experts_per_token": 0}, "experts_per_token=0"),
-        ({"experts": -1}, "experts=-1"),
-        ({"balance": -1.0}, "balance must be at least 0"),
-        ({"balance": "0.1"}, "balance='0.1' must be a number"),
-        ({"experts": 0, "balance": 0.5}, "balance=0.5 has no effect without experts"),
-        ({"experts": 0, "dispatch": "sorted"}, "has no effect without experts"),
-        ({"dispatch": "fast"}, "dispatch='fast'"),
-    ],
-)
-def test_a_bad_option_is_named(options, said):
-    with pytest.raises(ValueError, match=said):
-        tiny(**options)
-
-
 def test_statistics_of_routing_need_experts():
     model = zoo.create("llama", width=8, depth=1, heads=2, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="has no experts"):

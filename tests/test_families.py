@@ -40,7 +40,7 @@ QUICK = {"xla_backend_optimization_level": 0}
 
 def create(name, key=0, **options):
     """A small model; `key` is a seed or a random key."""
-    return zoo.create(name, **{**SMALL[name], **options}, rngs=nnx.Rngs(key))
+    return zoo.create(name, **{**SMALL.get(name, {}), **options}, rngs=nnx.Rngs(key))
 
 
 def abstract(name, **options):

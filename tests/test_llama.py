@@ -404,26 +404,6 @@ def test_rotary_logits_depend_on_the_distance_alone():
     assert logit(7, 3) != pytest.approx(float(logit(7, 4)), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"queries_per_key": 3}, "number of query heads, 4, is not a multiple of"),
-        ({"queries_per_key": 0}, "queries_per_key=0 must be a whole number"),
-        ({"head_dim": 1}, "head_dim=1 must be even"),
-        (
-            {"attention_ratio": 0.3},
-            "the width of all heads is 0.3 times the width, which gives 4.8",
-        ),
-        ({"qk_norm": True, "zero_queries": True}, "zero_queries=False"),
-        ({"rope_theta": -1.0}, "rope_theta=-1.0 must be positive"),
-        ({"rope_scaling": (8.0, 4.0, 1.0, 16.0)}, "must be below high"),
-    ],
-)
-def test_options_that_make_no_sense_are_named(options, said):
-    with pytest.raises(ValueError, match=said):
-        tiny(**options)
-
-
 # Configs of transformers.
 
 LLAMA_3_2_1B = {

@@ -193,30 +193,6 @@ def test_one_example_is_enough_and_images_are_flattened():
     np.testing.assert_array_equal(model(X), model(X.reshape(4, 8, 8, 1)))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"width": 0}, "width=0"),
-        ({"depth": 0}, "depth=0"),
-        ({"base_width": 2.5}, "base_width=2.5"),
-        ({"nonlinearity": "rleu"}, "nonlinearity='rleu' must be one of relu"),
-        ({"gain": 0.0}, "gain=0.0 must be positive"),
-        ({"gain": float("inf")}, "gain=inf must be positive"),
-        ({"out_features": -1}, "out_features=-1"),
-        ({"parametrization": "relu_mlpp"}, "relu_mlp"),
-        ({"biases": True}, "'bias'"),
-        # It has no branches.
-        ({"branch_multiplier": 1.0}, "no option 'branch_multiplier'"),
-    ],
-)
-def test_bad_options_are_named(options, said):
-    with pytest.raises(ValueError, match=said):
-        shape_of(**options)
-
-
-# The law of depth: Jelassi et al., Theorem 1.1, in the linear response.
-
-
 def squared_responses(depth, name, **options):
     """(Δz^L)² to first order in the learning rate, after a step of SGD, by seed."""
     # As wide at the base as its input, that W^1 learns like the other layers.

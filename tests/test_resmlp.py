@@ -61,20 +61,6 @@ def test_frozen_ends_are_no_parameters():
     assert set(kernels(model)) == set(kernels(build()))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"block_depth": 0}, "block_depth=0"),
-        ({"zero_init": True, "nonlinearity": "relu"}, "branches would never train"),
-        ({"zero_init": True, "nonlinearity": "abs"}, "activation_first=True"),
-        ({"wdith": 8}, "'width'"),
-    ],
-)
-def test_bad_options_are_named(options, said):
-    with pytest.raises(ValueError, match=said):
-        build(**options)
-
-
 def test_scales_inferred_from_a_zoo_model_carry_its_parametrization():
     base, target = (
         lambda w=w, d=d: zoo.create("resmlp", width=w, depth=d, rngs=nnx.Rngs(0))

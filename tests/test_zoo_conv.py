@@ -362,27 +362,6 @@ def test_other_image_sizes():
             assert logits.shape == (shape[0], 3)
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        ("cnn", {"width": 12}, "'stage1' is 0.125 times the width"),
-        ("cnn", {"input_shape": (7, 8, 1)}, "at least 8x8 pixels"),
-        ("cnn", {"pooling": "mean"}, "'average' or 'max'"),
-        ("cnn", {"nonlinearity": "selu"}, "nonlinearity='selu' must be one of"),
-        ("cnn", {"depth": 0}, "depth=0 must be a whole number"),
-        ("resnet18", {"stem": "imagenette"}, "stem='imagenette' must be one of"),
-        ("resnet18", {"norm": "group"}, "norm='group' must be one of"),
-        ("resnet18", {"blocks": (2, 0)}, "at least 1"),
-        ("resnet18", {"input_shape": (8, 8)}, r"\(height, width, channels\)"),
-    ],
-)
-def test_a_wrong_option_is_named(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        nnx.eval_shape(
-            lambda: zoo.create(model, **{**MODELS[model], **options}, rngs=nnx.Rngs(0))
-        )
-
-
 def test_images_that_do_not_fit_are_refused():
     def logits(model, *shape):
         x = jax.ShapeDtypeStruct(shape, jnp.float32)

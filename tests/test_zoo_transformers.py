@@ -230,30 +230,6 @@ def test_remat_changes_no_gradient():
         np.testing.assert_allclose(again[path], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("vit", {"heads": 2, "head_dim": 4}, "not both"),
-        ("vit", {"heads": 5}, "width=16 is not a multiple of heads=5"),
-        ("vit", {"heads": None}, "not a multiple of head_dim=64"),
-        ("gpt", {"heads": 0}, "whole number"),
-        ("vit", {"patch_size": 3}, "do not divide an image of 8 x 8"),
-        ("vit", {"input_shape": (64,)}, "height, width, channels"),
-        ("vit", {"pool": "max"}, "must be one of 'token', 'mean', 'norm_mean'"),
-        ("vit", {"class_token": False}, "needs class_token=True"),
-        ("vit", {"mlp_ratio": 0.3}, "choose widths"),
-        ("gpt", {"dropout": 1.0}, "must lie in"),
-        ("gpt", {"norm_eps": 0.0}, "must be positive"),
-        ("gpt", {"attention": "flash"}, "'auto', 'xla' or 'cudnn'"),
-        ("gpt", {"zero_readout": True}, "needs tied=False"),
-        ("gpt", {"vocab_size": 0}, "whole number"),
-    ],
-)
-def test_bad_options_say_what_to_write(kind, options, message):
-    with pytest.raises(ValueError, match=message):
-        shape_of(kind, **options)
-
-
 def test_bad_inputs_say_what_to_write():
     for kind, x, message in (
         ("vit", jnp.ones((1, 8, 8, 1)), r"input_shape=\(height, width, 1\)"),

@@ -5,6 +5,7 @@ whose `build` creates the layers. Sizes, parametrization and dtypes are defined 
 """
 
 import dataclasses
+import functools
 import inspect
 import math
 import numbers
@@ -12,8 +13,8 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +36,33 @@ _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
     types.NoneType: ((types.NoneType,), "None"),
 }
 
-REMAT = ("none", "full", "products")  # False is the first, and True the second
 _LARGEST = 2**31 - 1  # XLA indexes axes by int32
-# Axes whose size is an option of another name.
-_SIZES = {"classes": "out_features", "vocab": "vocab_size"}
+
+
+class Range(NamedTuple):
+    """The values that an annotated option may have: their name, and whether one is."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+Count = Annotated[int, Range("a whole number, at least 1", lambda n: n >= 1)]
+Natural = Annotated[int, Range("a whole number, at least 0", lambda n: n >= 0)]
+Positive = Annotated[float, Range("a positive number", lambda x: 0 < x < math.inf)]
+Fraction = Annotated[float, Range("a number in [0, 1]", lambda x: 0 <= x <= 1)]
+Rate = Annotated[float, Range("a number in [0, 1)", lambda x: 0 <= x < 1)]
+Counts = Annotated[
+    tuple[int, ...],
+    Range("whole numbers, at least 1", lambda n: len(n) > 0 and min(n) >= 1),
+]
+ImageShape = Annotated[
+    tuple[int, ...],
+    Range(
+        "(height, width, channels), each at least 1",
+        lambda shape: len(shape) == 3 and min(shape) >= 1,
+    ),
+]
+Remat = bool | Literal["none", "full", "products"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,12 +89,12 @@ class Options:
         floating-point numbers; the message names the option.
     """
 
-    width: int
-    depth: int
-    base_width: int | None = None
-    base_depth: int | None = None
+    width: Count
+    depth: Count
+    base_width: Count | None = None
+    base_depth: Count | None = None
     parametrization: str | optim.Parametrization | None = None
-    remat: bool | str = False
+    remat: Remat = False
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
 
@@ -78,7 +102,7 @@ class Options:
         for name, kinds in _types(type(self)).items():
             value = getattr(self, name)
             if not any(_fits(value, kind) for kind in kinds):
-                needed = " or ".join(_TYPES[kind][1] for kind in kinds)
+                needed = " or ".join(map(_described_kind, kinds))
                 raise ValueError(f"{name}={reprlib.repr(value)} must be {needed}")
             items = value if isinstance(value, tuple | list) else (value,)
             if any(isinstance(item, int) and abs(item) > _LARGEST for item in items):
@@ -96,12 +120,6 @@ class Options:
                 raise ValueError(
                     f"{name}={value!r} must be a floating-point type, e.g. bfloat16"
                 )
-        if isinstance(self.remat, str) and self.remat not in REMAT:
-            names = ", ".join(map(repr, REMAT))
-            raise ValueError(f"remat={self.remat!r} must be one of {names}")
-        a = getattr(self, "branch_multiplier", 1.0)
-        if isinstance(a, int | float) and not 0 < a < math.inf:
-            raise ValueError(f"branch_multiplier={a!r} must be a positive number")
 
     def check_unused(self, *names: str, without: str) -> None:
         """Check that options that need another one have their default values.
@@ -148,7 +166,7 @@ class Options:
         fixed: Mapping[str, int] | None = None,
         axes: Mapping[str, Axis] | None = None,
     ) -> Plan:
-        """Check sizes, and build the plan of a model with these options.
+        """Build the plan of a model with these options.
 
         The width of the residual stream is the axis "embed".
 
@@ -158,19 +176,9 @@ class Options:
           axes: further axes, as they are.
 
         Raises:
-          ValueError: a size is not a positive int, or a multiple of the width is not
-            whole.
+          ValueError: a multiple of the width is not whole.
         """
-        width, depth, base_depth = self.width, self.depth, self.tuned_depth
-        base_width = width if self.base_width is None else self.base_width
-        sizes = {"width": width, "depth": depth}
-        sizes |= {"base_width": base_width, "base_depth": base_depth}
-        for name, size in {**sizes, **(fixed or {})}.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                option = _SIZES.get(name, name)
-                raise ValueError(
-                    f"{option}={size!r} must be a whole number, at least 1"
-                )
+        width, base_width = self.width, self.base_width or self.width
         known = {"embed": Axis(base_width, width, True), **(axes or {})}
         for name, multiple in (growing or {}).items():
             base, size = (
@@ -181,7 +189,7 @@ class Options:
         return Plan(
             tuple(known.items()),
             optim.parametrization(self.parametrization or self.default_parametrization),
-            depth / base_depth,
+            self.depth / self.tuned_depth,
             self._branch_multiplier(),
             self.dtype,
             self.param_dtype,
@@ -191,23 +199,45 @@ class Options:
         return 1.0
 
 
+@functools.cache
 def _types(options: type[Options]) -> dict[str, tuple[Any, ...]]:
     """Types of the options that are checked: all but names, dtypes and objects."""
     checked = {}
-    for name, hint in typing.get_type_hints(options).items():
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        kinds = tuple(
-            kind if kind in _TYPES else typing.get_origin(kind) or kind
-            for kind in kinds
-        )
-        if all(kind in _TYPES for kind in kinds):
+    for name, hint in typing.get_type_hints(options, include_extras=True).items():
+        union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+        kinds = typing.get_args(hint) if union else (hint,)
+        kinds = tuple(map(_known_kind, kinds))
+        if None not in kinds:
             checked[name] = kinds
     return checked
+
+
+def _known_kind(kind: Any) -> Any:
+    """A type that can be checked; None for another one."""
+    origin = typing.get_origin(kind)
+    if kind in _TYPES or origin in (Annotated, Literal):
+        return kind
+    return origin if origin in _TYPES else None
+
+
+def _described_kind(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(kind)))
+    if typing.get_origin(kind) is Annotated:
+        return str(kind.__metadata__[0].text)
+    return _TYPES[kind][1]
 
 
 def _fits(value: Any, kind: Any) -> bool:
     """Whether the value of an option has a type of its annotation."""
     items: Any = value
+    if typing.get_origin(kind) is Literal:
+        return isinstance(value, str) and value in typing.get_args(kind)
+    if typing.get_origin(kind) is Annotated:
+        fits = _fits(value, kind.__origin__)
+        # The values of hyperparameters in a trace are not known.
+        known = not isinstance(value, jax.Array | optim.Traced)
+        return fits and not (known and not kind.__metadata__[0].holds(value))
     if not isinstance(value, _TYPES[kind][0]):
         return False
     if kind == tuple[int, ...]:
@@ -223,7 +253,7 @@ class ResidualOptions(Options):
       branch_multiplier: a, the factor of each residual branch at the base depth.
     """
 
-    branch_multiplier: float = 1.0
+    branch_multiplier: Positive = 1.0
 
     def _branch_multiplier(self) -> float:
         return self.branch_multiplier

@@ -4,14 +4,16 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import Literal
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import ResidualOptions
+from ..family import Count, ImageShape, ResidualOptions
 from ..layers.basic import (
+    ACTIVATIONS,
     Dense,
-    activation,
+    Nonlinearity,
     check_activation,
     scan,
     stack,
@@ -41,7 +43,7 @@ class Block(nnx.Module):
         self.activation_first = activation_first
 
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
-        phi = activation(self.nonlinearity)
+        phi = ACTIVATIONS[self.nonlinearity]
         h = self.conv(phi(x)) if self.activation_first else phi(self.conv(x))
         return x + self.branch * h
 
@@ -50,11 +52,11 @@ class Block(nnx.Module):
 class CNNOptions(ResidualOptions):
     """Options of `CNN`; see there."""
 
-    input_shape: tuple[int, ...] = (32, 32, 3)
-    out_features: int = 10
-    nonlinearity: str = "relu"
+    input_shape: ImageShape = (32, 32, 3)
+    out_features: Count = 10
+    nonlinearity: Nonlinearity = "relu"
     activation_first: bool = True
-    pooling: str = "average"
+    pooling: Literal["average", "max"] = "average"
     global_pool: bool = False
     count_pooling: bool = False
     zero_init: bool = False
@@ -104,10 +106,8 @@ class CNN(Staged, options=CNNOptions):
             first=options.activation_first,
             zero_init=options.zero_init,
         )
-        if options.pooling not in ("average", "max"):
-            raise ValueError(f"pooling={options.pooling!r} must be 'average' or 'max'")
         input_shape = options.input_shape
-        if len(input_shape) != 3 or min(input_shape[:2]) < 8:
+        if min(input_shape[:2]) < 8:
             raise ValueError(
                 f"input_shape={input_shape} must be (height, width, channels) with at "
                 "least 8x8 pixels, which are pooled three times"
@@ -191,7 +191,7 @@ class CNN(Staged, options=CNNOptions):
         """
         x = self._map(x)
         if self.activation_first:
-            x = activation(self.nonlinearity)(x)
+            x = ACTIVATIONS[self.nonlinearity](x)
         x = x.reshape(x.shape[0], math.prod(x.shape[1:3]), x.shape[-1])
         return x.mean(axis=1) if self.global_pool else x
 

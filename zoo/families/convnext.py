@@ -8,12 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from ..family import Count, Counts, Positive
 from ..layers.basic import (
+    ACTIVATIONS,
     Dense,
     LayerNorm,
     LayerScale,
+    Nonlinearity,
     Scaled,
-    activation,
     scan,
     single,
     stack,
@@ -65,7 +67,7 @@ class ConvNeXtBlock(nnx.Module):
         self.depthwise = Conv(plan, 7, (DEPTHWISE, name), bias=True, **drawn, rngs=rngs)
         self.norm = LayerNorm(plan, name, in_branch=True, epsilon=options.norm_eps)
         self.up = Dense(plan, (name, inner), bias=True, **drawn, rngs=rngs)
-        self.activation = activation(options.nonlinearity)
+        self.activation = ACTIVATIONS[options.nonlinearity]
         self.grn = GlobalResponseNorm(plan, inner) if options.grn else None
         self.down = Dense(plan, (inner, name), bias=True, **drawn, rngs=rngs)
         self.layer_scale = (
@@ -133,14 +135,14 @@ def _patches(plan: Plan, size: int, names: tuple[str, str], *, rngs: nnx.Rngs) -
 class ConvNeXtOptions(ImageOptions):
     """Options of `ConvNeXt`, which describes them."""
 
-    blocks: tuple[int, ...] = (3, 3, 9, 3)
-    patch_size: int = 4
-    mlp_ratio: float = 4.0
-    layer_scale: float | None = 1e-6
+    blocks: Counts = (3, 3, 9, 3)
+    patch_size: Count = 4
+    mlp_ratio: Positive = 4.0
+    layer_scale: Positive | None = 1e-6
     grn: bool = False
-    nonlinearity: str = "gelu"
-    norm_eps: float = 1e-6
-    head_eps: float | None = None
+    nonlinearity: Nonlinearity = "gelu"
+    norm_eps: Positive = 1e-6
+    head_eps: Positive | None = None
 
     @property
     def branch_layers(self) -> int:
@@ -192,11 +194,6 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
 
     def build(self, options: ConvNeXtOptions, rngs: nnx.Rngs) -> None:
         blocks, input_shape = options.blocks, options.input_shape
-        options.check_blocks(blocks)
-        for name in ("patch_size", "layer_scale", "norm_eps", "head_eps"):
-            value = getattr(options, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be positive")
         stages = range(1, len(blocks) + 1)
         growing = {f"stage{i}": 2.0 ** (i - 1) for i in stages}
         growing |= {f"mlp{i}": options.mlp_ratio * 2.0 ** (i - 1) for i in stages}

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from mupax import optim
 
+from ..family import Count
 from ..layers.attention import (
     BlockOptions,
     Cache,
@@ -44,8 +45,8 @@ class DecoderOptions(TransformerOptions):
       zero_readout: initialize the readout with zeros; not if it is tied.
     """
 
-    vocab_size: int = 256
-    context: int = 256
+    vocab_size: Count = 256
+    context: Count = 256
     tied: bool = True
     head: bool = True
     eos: int | Sequence[int] | None = None

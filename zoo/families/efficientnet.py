@@ -10,9 +10,10 @@ from typing import Any, Literal, NamedTuple
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..layers.basic import Dense, activation
+from ..family import Count, Positive
+from ..layers.basic import ACTIVATIONS, Dense, Nonlinearity
 from ..layers.conv import DEPTHWISE, BatchNorm, Conv, fan_out_conv
-from ..layers.squeeze import GATES, SqueezeExcite
+from ..layers.squeeze import SqueezeExcite
 from ..layers.stages import ConvBlock, ImageOptions, Stage, Staged, last_norm_factor
 from ..plan import Plan
 from ..registry import Record, register
@@ -180,15 +181,15 @@ class EfficientNetOptions(ImageOptions):
     """Options of `EfficientNet`; see there."""
 
     rows: tuple[tuple[Any, ...], ...]
-    rows_width: int = 32
-    head: int = 1280
+    rows_width: Count = 32
+    head: Count = 1280
     head_pooled: bool = False
-    nonlinearity: str = "silu"
-    gate: str = "sigmoid"
+    nonlinearity: Nonlinearity = "silu"
+    gate: Literal["sigmoid", "hard_sigmoid"] = "sigmoid"
     squeeze_inside: bool = False
-    squeeze_nonlinearity: str = ""
-    padding: str = "half"
-    norm_eps: float = 1e-5
+    squeeze_nonlinearity: Nonlinearity | Literal[""] = ""
+    padding: Literal["half", "same"] = "half"
+    norm_eps: Positive = 1e-5
 
     @property
     def branch_layers(self) -> int:
@@ -250,7 +251,9 @@ class EfficientNet(Staged, options=EfficientNetOptions):
     """
 
     def build(self, options: EfficientNetOptions, rngs: nnx.Rngs) -> None:
-        rows = _checked(options)
+        if not options.rows:
+            raise ValueError("rows=() must have at least one row")
+        rows = tuple(map(_row, options.rows))
         self.rows, self.depth = rows, options.depth
         reference = options.rows_width
         channels, growing, sizes = reference, {}, []
@@ -285,7 +288,7 @@ class EfficientNet(Staged, options=EfficientNetOptions):
         if base:
             self.plan = dataclasses.replace(self.plan, depth=target / base)
         self.channels = options.input_shape[2]
-        self.activation = activation(options.nonlinearity)
+        self.activation = ACTIVATIONS[options.nonlinearity]
         make = functools.partial(_conv, self.plan, options)
         self.conv = make(3, ("channels", "embed"), stride=2, rngs=rngs)
         self.norm = BatchNorm(self.plan, "embed", epsilon=options.norm_eps)
@@ -363,27 +366,6 @@ class EfficientNet(Staged, options=EfficientNetOptions):
         return self.activation(self.norm(self.conv(x)))
 
 
-def _checked(options: EfficientNetOptions) -> tuple[Row, ...]:
-    """Check the options of a network, and return its rows.
-
-    Raises:
-      ValueError: an option or a field of a row is out of range; the message names it.
-    """
-    for option, value, known in (
-        ("gate", options.gate, tuple(GATES)),
-        ("padding", options.padding, ("half", "same")),
-    ):
-        if value not in known:
-            raise ValueError(f"{option}={value!r} must be one of {known}")
-    for option in ("rows_width", "head", "norm_eps"):
-        if not getattr(options, option) > 0:
-            raise ValueError(f"{option}={getattr(options, option)} must be positive")
-    activation(options.squeeze_nonlinearity or "relu", "squeeze_nonlinearity")
-    if not options.rows:
-        raise ValueError("rows=() must have at least one row")
-    return tuple(map(_row, options.rows))
-
-
 def _row(given: Any) -> Row:
     """Check and build a row of a network.
 
@@ -417,7 +399,11 @@ def _row(given: Any) -> Row:
         )
     if not 0 <= row.squeeze <= 1:
         raise ValueError(f"squeeze {row.squeeze} of {given!r} must lie in [0, 1]")
-    activation(row.nonlinearity or "relu", f"row {given!r} has nonlinearity")
+    if row.nonlinearity and row.nonlinearity not in ACTIVATIONS:
+        raise ValueError(
+            f"nonlinearity {row.nonlinearity!r} of {given!r} must be one of "
+            f"{', '.join(ACTIVATIONS)}"
+        )
     return row
 
 

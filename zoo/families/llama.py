@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from ..family import Count, Natural, Positive, Range
 from ..layers.attention import TransformerBlock, head_axes
+from ..layers.basic import Nonlinearity
 from ..layers.experts import Dispatch, Routing, balance_loss, shares
 from ..layers.rotary import Rotary
 from ..plan import Axis, times_width
@@ -29,19 +31,19 @@ from .decoder import (
 class LlamaOptions(DecoderOptions):
     """Options of `Llama`; see there."""
 
-    attention_ratio: float = 1.0
-    queries_per_key: int = 1
+    attention_ratio: Positive = 1.0
+    queries_per_key: Count = 1
     qkv_bias: bool = False
     qk_norm: bool = False
-    norm_eps: float = 1e-5
-    nonlinearity: str = "silu"
+    norm_eps: Positive = 1e-5
+    nonlinearity: Nonlinearity = "silu"
     zero_queries: bool = False
-    rope_theta: float = 10000.0
+    rope_theta: Positive = 10000.0
     rope_scaling: tuple[float, float, float, float] | None = None
-    experts: int = 0
-    experts_per_token: int = 2
+    experts: Natural = 0
+    experts_per_token: Count = 2
     normalize_gates: bool = True
-    balance: float = 0.01
+    balance: Annotated[float, Range("a number, at least 0", lambda x: x >= 0)] = 0.01
     dispatch: Dispatch = "dense"
 
     def routing(self) -> Routing | None:
@@ -78,10 +80,6 @@ class LlamaOptions(DecoderOptions):
         )
         axes = head_axes(wide, base, self.heads, self.head_dim)
         shared, heads = self.queries_per_key, axes["heads"]
-        if isinstance(shared, bool) or not isinstance(shared, int) or shared < 1:
-            raise ValueError(
-                f"queries_per_key={shared!r} must be a whole number, at least 1"
-            )
         for n in (heads.size, heads.base):
             if n % shared:
                 raise ValueError(

@@ -6,8 +6,15 @@ import math
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import Family, Options
-from ..layers.basic import Dense, activation, flattened, scan, stack
+from ..family import Count, Counts, Family, Options, Positive
+from ..layers.basic import (
+    ACTIVATIONS,
+    Dense,
+    Nonlinearity,
+    flattened,
+    scan,
+    stack,
+)
 from ..plan import Plan
 from ..registry import Record, register
 
@@ -39,17 +46,17 @@ class Layer(nnx.Module):
         self.linear = Dense(plan, ("embed", "mlp"), bias=bias, gain=gain, rngs=rngs)
 
     def __call__(self, z: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        return self.linear(activation(self.nonlinearity)(z))
+        return self.linear(ACTIVATIONS[self.nonlinearity](z))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MLPOptions(Options):
     """Options of `MLP`; see there."""
 
-    input_shape: tuple[int, ...] = (8, 8, 1)
-    out_features: int = 10
-    nonlinearity: str = "relu"
-    gain: float | None = None
+    input_shape: Counts = (8, 8, 1)
+    out_features: Count = 10
+    nonlinearity: Nonlinearity = "relu"
+    gain: Positive | None = None
     bias: bool = False
 
     @property
@@ -101,11 +108,8 @@ class MLP(Family, options=MLPOptions):
     """
 
     def build(self, options: MLPOptions, rngs: nnx.Rngs) -> None:
-        activation(options.nonlinearity)
         gain = options.gain
         gain = GAINS[options.nonlinearity] if gain is None else gain
-        if not 0 < gain < math.inf:
-            raise ValueError(f"gain={gain} must be positive and finite")
         self.plan = options.plan(
             growing={"mlp": 1.0},
             fixed={
@@ -144,7 +148,7 @@ class MLP(Family, options=MLPOptions):
         z = self.readin(flattened(x, self.input_shape))
         if self.layers is not None:
             z = scan(self.layers, z, remat=self.remat)
-        return activation(self.nonlinearity)(z)
+        return ACTIVATIONS[self.nonlinearity](z)
 
 
 register(Record(model=MLP, sizes={"mlp": {}}))

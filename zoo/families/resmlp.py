@@ -2,15 +2,17 @@
 
 import dataclasses
 import math
+from typing import Annotated
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import Family, ResidualOptions
+from ..family import Count, Counts, Family, Range, ResidualOptions
 from ..layers.basic import (
+    ACTIVATIONS,
     Dense,
     LayerNorm,
-    activation,
+    Nonlinearity,
     check_activation,
     flattened,
     mean_subtraction,
@@ -61,7 +63,7 @@ class Block(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        phi = activation(self.nonlinearity)
+        phi = ACTIVATIONS[self.nonlinearity]
         h = x if self.norm is None else self.norm(x)
         for layer, subtract_mean in zip(self.layers, self.subtract_mean, strict=True):
             h = layer(phi(h)) if self.activation_first else phi(layer(h))
@@ -70,28 +72,26 @@ class Block(nnx.Module):
         return x + self.branch * h
 
 
+# The layers of a block are traced one by one.
+_BlockDepth = Annotated[
+    int, Range("a whole number, 1 to 1000", lambda n: 1 <= n <= 1000)
+]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResMLPOptions(ResidualOptions):
     """Options of `ResMLP`; see there."""
 
-    input_shape: tuple[int, ...] = (8, 8, 1)
-    out_features: int = 10
-    block_depth: int = 1
-    nonlinearity: str = "relu"
+    input_shape: Counts = (8, 8, 1)
+    out_features: Count = 10
+    block_depth: _BlockDepth = 1
+    nonlinearity: Nonlinearity = "relu"
     activation_first: bool = False
     subtract_mean: bool = True
     subtract_inner_mean: bool = True
     layer_norm: bool = False
     zero_init: bool = False
     train_ends: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # The layers of a block are traced one by one.
-        if not 1 <= self.block_depth <= 1000:
-            raise ValueError(
-                f"block_depth={self.block_depth} must be a whole number, 1 to 1000"
-            )
 
     @property
     def branch_layers(self) -> int:

@@ -5,12 +5,13 @@ import functools
 import itertools
 import math
 import re
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from ..family import Count, Counts, Fraction
 from ..layers.basic import Dense
 from ..layers.conv import (
     EPSILON,
@@ -34,12 +35,6 @@ from ..weights.sources import Layout
 
 # Sizes of a branch's kernels, and channels of the stream over those inside a branch.
 _BLOCKS = {"basic": ((3, 3), 1), "bottleneck": ((1, 3, 1), 4)}
-_CHOICES = {
-    "block": tuple(_BLOCKS),
-    "stem": ("imagenet", "cifar", "deep"),
-    "norm": tuple(NORMS),
-    "shortcut": ("conv", "average"),
-}
 # Channels of a deep stem's first two convolutions, as multiples of the width.
 _DEEP = (0.5, 0.5)
 # The width at which numbers of channels are those of the papers.
@@ -102,15 +97,23 @@ def _block(
 class ResNetOptions(ImageOptions):
     """Options of `ResNet`, which describes them."""
 
-    block: str = "basic"
-    blocks: tuple[int, ...] = (2, 2, 2, 2)
-    stem: str = "imagenet"
-    norm: str = "batch"
+    block: Literal["basic", "bottleneck"] = "basic"
+    blocks: Counts = (2, 2, 2, 2)
+    stem: Literal["imagenet", "cifar", "deep"] = "imagenet"
+    norm: Literal["batch", "layer", "instance", "none"] = "batch"
     zero_init: bool = False
-    groups: int = 1
-    width_per_group: int = 64
-    shortcut: str = "conv"
-    squeeze: float = 0.0
+    groups: Count = 1
+    width_per_group: Count = 64
+    shortcut: Literal["conv", "average"] = "conv"
+    squeeze: Fraction = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_wide = (self.groups, self.width_per_group) != (1, _WIDTH)
+        if self.block == "basic" and is_wide:
+            raise ValueError(
+                "groups and width_per_group are of bottlenecks; pass block='bottleneck'"
+            )
 
     @property
     def branch_layers(self) -> int:
@@ -175,13 +178,7 @@ class ResNet(Staged, options=ResNetOptions):
     """
 
     def build(self, options: ResNetOptions, rngs: nnx.Rngs) -> None:
-        for option, known in _CHOICES.items():
-            value = getattr(options, option)
-            if value not in known:
-                raise ValueError(f"{option}={value!r} must be one of {known}")
-        self._check_groups(options)
         blocks, input_shape = options.blocks, options.input_shape
-        options.check_blocks(blocks)
         sizes, expansion = _BLOCKS[options.block]
         stages = range(1, len(blocks) + 1)
         wide = options.groups * options.width_per_group / _WIDTH
@@ -231,21 +228,6 @@ class ResNet(Staged, options=ResNetOptions):
             gain=3**-0.5,
             rngs=rngs,
         )
-
-    @staticmethod
-    def _check_groups(options: ResNetOptions) -> None:
-        sizes = {"groups": options.groups, "width_per_group": options.width_per_group}
-        for option, value in sizes.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"{option}={value!r} must be a whole number, at least 1"
-                )
-        if options.block == "basic" and tuple(sizes.values()) != (1, _WIDTH):
-            raise ValueError(
-                "groups and width_per_group are of bottlenecks; pass block='bottleneck'"
-            )
-        if not 0 <= options.squeeze <= 1:
-            raise ValueError(f"squeeze={options.squeeze!r} must lie in [0, 1]")
 
     def _build_stem(
         self, options: ResNetOptions, deep: tuple[float, ...], rngs: nnx.Rngs

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from mupax import optim
 
+from ..family import Count, ImageShape, Natural, Positive
 from ..layers.attention import (
     AttentionPool,
     Transformer,
@@ -28,30 +29,29 @@ from ..weights.misfits import Misfit
 from ..weights.sources import Layout
 
 Pool = Literal["token", "mean", "norm_mean", "token_and_mean", "attention", "none"]
-POOLS = ("token", "mean", "norm_mean", "token_and_mean", "attention", "none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTOptions(TransformerOptions):
     """Options of `ViT`; see there."""
 
-    input_shape: tuple[int, ...] = (32, 32, 3)
-    out_features: int = 10
-    patch_size: int = 4
+    input_shape: ImageShape = (32, 32, 3)
+    out_features: Natural = 10
+    patch_size: Count = 4
     drop_rest: bool = False
     pool: Pool = "token"
     class_token: bool | None = None
     class_position: bool = True
     position: bool = True
     rotary: bool = False
-    rope_theta: float = 100.0
-    registers: int = 0
+    rope_theta: Positive = 100.0
+    registers: Natural = 0
     patch_bias: bool = True
     pre_norm: bool = False
     qkv_bias: bool = True
     key_bias: bool = True
     gated: bool = False
-    layer_scale: float | None = None
+    layer_scale: Positive | None = None
     readout_bias: bool = True
 
 
@@ -117,9 +117,6 @@ class ViT(Transformer, options=ViTOptions):
 
     def build(self, options: ViTOptions, rngs: nnx.Rngs) -> None:
         pool, class_token = options.pool, options.class_token
-        if pool not in POOLS:
-            names = ", ".join(map(repr, POOLS))
-            raise ValueError(f"pool={pool!r} must be one of {names}")
         if pool == "none" and options.out_features != 0:
             raise ValueError(
                 "pool='none' returns tokens and has no readout; pass out_features=0, "
@@ -132,10 +129,6 @@ class ViT(Transformer, options=ViTOptions):
                 f"pool={pool!r} needs class_token=True, or pool the patches"
             )
         input_shape = options.input_shape
-        if len(input_shape) != 3:
-            raise ValueError(
-                f"input_shape={input_shape} must be (height, width, channels)"
-            )
         self.patch_size = options.patch_size
         self.drop_rest = options.drop_rest
         self.grid = self._grid(*input_shape[:2])
@@ -144,7 +137,7 @@ class ViT(Transformer, options=ViTOptions):
         first = int(class_token and options.class_position)
         if not options.rotary:
             options.check_unused("rope_theta", without="rotary=True")
-        else:  # raises for a bad rope_theta or head_dim
+        else:  # raises for a bad head_dim
             size = options.head_axes()["head_dim"].size
             grid_angles(self.grid, size, theta=options.rope_theta)
         fixed = {
@@ -155,7 +148,7 @@ class ViT(Transformer, options=ViTOptions):
             "pooled": 2,
         }
         # Axes that no parameter has with these options.
-        absent = [k for k in ("registers", "classes") if _is_zero(fixed[k])]
+        absent = [k for k in ("registers", "classes") if not fixed[k]]
         both = pool == "token_and_mean"
         absent += [] if both else ["pooled"]
         absent += [] if options.position else ["positions"]
@@ -291,8 +284,8 @@ class ViT(Transformer, options=ViTOptions):
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         p = self.patch_size
-        rest = p >= 1 and (height % p or width % p) and not self.drop_rest
-        if p < 1 or height < p or width < p or rest:
+        rest = (height % p or width % p) and not self.drop_rest
+        if height < p or width < p or rest:
             raise ValueError(
                 f"patches of {p} x {p} do not divide an image of {height} x {width}; "
                 "resize the images or choose another patch_size"
@@ -336,11 +329,6 @@ class ViT(Transformer, options=ViTOptions):
         if grid == self.grid:
             return table
         return resize_positions(table, self.grid, grid)
-
-
-def _is_zero(size: Any) -> bool:
-    """Whether a size is the int 0; False and 0.0 are mistakes."""
-    return isinstance(size, int) and not isinstance(size, bool) and size == 0
 
 
 # --- Sizes: those of timm, by timm's names ---

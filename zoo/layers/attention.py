@@ -12,16 +12,16 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from mupax import optim
 
-from ..family import Family, ResidualOptions
+from ..family import Count, Family, Positive, Rate, Remat, ResidualOptions
 from ..plan import Axis, Plan
 from ..sharding import platform, weight
 from .basic import (
+    ACTIVATIONS,
     Dense,
     LayerNorm,
     LayerScale,
-    Remat,
+    Nonlinearity,
     RMSNorm,
-    activation,
     scan,
     stack,
     times,
@@ -134,22 +134,6 @@ class BlockOptions:
     attention: Implementation = "auto"
 
     def __post_init__(self) -> None:
-        activation(self.nonlinearity)
-        for name in ("dropout", "drop_path"):
-            rate = getattr(self, name)
-            if not 0 <= rate < 1:
-                raise ValueError(f"{name}={rate} must lie in [0, 1)")
-        if not self.norm_eps > 0:
-            raise ValueError(f"norm_eps={self.norm_eps} must be positive")
-        if self.layer_scale is not None and not self.layer_scale > 0:
-            raise ValueError(
-                f"layer_scale={self.layer_scale} must be positive, or None for no "
-                "LayerScale"
-            )
-        if self.attention not in ("auto", "xla", "cudnn"):
-            raise ValueError(
-                f"attention={self.attention!r} must be 'auto', 'xla' or 'cudnn'"
-            )
         if self.qk_norm and self.zero_queries:
             raise ValueError(
                 "zero_queries=True excludes qk_norm=True, because a query of zero has "
@@ -184,9 +168,7 @@ def head_axes(
             "pass is fixed as width grows, and the other one grows"
         )
     stays, grows = ("head_dim", "heads") if heads is None else ("heads", "head_dim")
-    size = 64 if heads is None and head_dim is None else heads or head_dim
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"{stays}={size!r} must be a whole number, at least 1")
+    size = heads or head_dim or 64
     base_width = width if base_width is None else base_width
     for name, n in {"width": width, "base_width": base_width}.items():
         if n % size:
@@ -415,7 +397,7 @@ class MLP(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch time n"], key: Key[Array, ""] | None = None
     ) -> Float[Array, "batch time n"]:
-        φ = activation(self.nonlinearity)
+        φ = ACTIVATIONS[self.nonlinearity]
         h = φ(self.up(x)) if self.gate is None else φ(self.gate(x)) * self.up(x)
         return self.down(dropout(h, self.dropout, key))
 
@@ -528,17 +510,17 @@ class TransformerOptions(ResidualOptions):
         for flash attention where it can run.
     """
 
-    heads: int | None = None
-    head_dim: int | None = None
-    mlp_ratio: float = 4.0
+    heads: Count | None = None
+    head_dim: Count | None = None
+    mlp_ratio: Positive = 4.0
     layer_norm: bool = True
-    norm_eps: float = 1e-6
-    nonlinearity: str = "gelu"
+    norm_eps: Positive = 1e-6
+    nonlinearity: Nonlinearity = "gelu"
     zero_queries: bool = True
     zero_readout: bool = False
     zero_init: bool = False
-    dropout: float = 0.0
-    drop_path: float = 0.0
+    dropout: Rate = 0.0
+    drop_path: Rate = 0.0
     attention: Implementation = "auto"
 
     @property

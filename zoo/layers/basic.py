@@ -5,7 +5,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import flax.errors
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from ..family import Range, Remat
 from ..plan import Frozen, Plan
 from ..sharding import (
     is_gathering,
@@ -40,27 +41,13 @@ _ODD = ("identity", "tanh", "erf")  # mean zero for symmetric inputs
 _FLAT_AT_ZERO = ("relu", "relu6", "abs")  # JAX's derivative at zero is zero
 
 
-Remat = bool | str  # see `family.Options`
-
-
-def activation(name: str, option: str = "nonlinearity") -> Callable[[Array], Array]:
-    """Look up a nonlinearity by name.
-
-    Args:
-      name: a key of `ACTIVATIONS`.
-      option: the option that holds the name, for the message.
-
-    Raises:
-      ValueError: the name is unknown.
-    """
-    if name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"{option}={name!r} must be one of {known}")
-    return ACTIVATIONS[name]
+Nonlinearity = Annotated[
+    str, Range(f"one of {', '.join(ACTIVATIONS)}", ACTIVATIONS.__contains__)
+]
 
 
 def check_activation(name: str, *, first: bool, zero_init: bool) -> None:
-    """Check the name of a nonlinearity, and that branches can be trained.
+    """Check that branches with this nonlinearity can be trained.
 
     Args:
       name: of the nonlinearity.
@@ -68,9 +55,8 @@ def check_activation(name: str, *, first: bool, zero_init: bool) -> None:
       zero_init: whether the last weights of a branch start at zero.
 
     Raises:
-      ValueError: the name is unknown, or branches would never get a gradient.
+      ValueError: branches would never get a gradient.
     """
-    activation(name)
     if zero_init and not first and name in _FLAT_AT_ZERO:
         raise ValueError(
             f"zero_init=True with nonlinearity={name!r} after the weights: its "

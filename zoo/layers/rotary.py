@@ -32,8 +32,6 @@ class Rotary:
     scaling: tuple[float, float, float, float] | None = None
 
     def __post_init__(self) -> None:
-        if not self.theta > 0:
-            raise ValueError(f"rope_theta={self.theta!r} must be positive")
         if self.scaling is not None:
             if len(self.scaling) != 4 or not all(number > 0 for number in self.scaling):
                 raise ValueError(
@@ -118,7 +116,7 @@ def grid_angles(
       prefix: number of tokens before the patches; their angles are zero.
 
     Raises:
-      ValueError: head_dim is not a multiple of 4, or theta is not positive.
+      ValueError: head_dim is not a multiple of 4.
 
     Source: Siméoni et al. 2025, arXiv:2508.10104, section 3.2.
 
@@ -131,8 +129,6 @@ def grid_angles(
             f"head_dim={head_dim} must be a multiple of 4: rotary positions of images "
             "turn pairs of entries by rows and by columns"
         )
-    if not theta > 0:
-        raise ValueError(f"rope_theta={theta!r} must be positive")
     frequencies = theta ** -(np.arange(0, head_dim, 4) / head_dim)
     sides = [2 * math.pi * (2 * (np.arange(n) + 0.5) / n - 1) for n in grid]
     places = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2)

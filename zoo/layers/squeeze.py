@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from ..plan import Plan
-from .basic import Dense, activation, single
+from .basic import ACTIVATIONS, Dense, single
 
 GATES = {"sigmoid": jax.nn.sigmoid, "hard_sigmoid": jax.nn.hard_sigmoid}
 
@@ -51,7 +51,7 @@ class SqueezeExcite(nnx.Module):
 
         self.squeeze = dense(name, squeezed)
         self.excite = dense(squeezed, name)
-        self.activation = activation(nonlinearity)
+        self.activation = ACTIVATIONS[nonlinearity]
         self.gate = GATES[gate]
 
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:

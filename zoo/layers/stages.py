@@ -8,8 +8,8 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import Family, ResidualOptions
-from .basic import ACTIVATIONS, Remat, call, scan, stack
+from ..family import Count, Family, ImageShape, Remat, ResidualOptions
+from .basic import ACTIVATIONS, call, scan, stack
 from .conv import Conv, check_images, half
 from .squeeze import SqueezeExcite
 
@@ -24,20 +24,8 @@ class ImageOptions(ResidualOptions):
       out_features: number of classes.
     """
 
-    input_shape: tuple[int, ...] = (224, 224, 3)
-    out_features: int = 1000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.input_shape) != 3:
-            raise ValueError(
-                f"input_shape={self.input_shape} must be (height, width, channels)"
-            )
-
-    def check_blocks(self, blocks: tuple[int, ...]) -> None:
-        """Raise a `ValueError` unless these are numbers of blocks of some stages."""
-        if not blocks or any(not isinstance(n, int) or n < 1 for n in blocks):
-            raise ValueError(f"blocks={blocks} must be numbers of blocks, at least 1")
+    input_shape: ImageShape = (224, 224, 3)
+    out_features: Count = 1000
 
 
 class Projection(nnx.Module):
