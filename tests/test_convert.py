@@ -148,9 +148,9 @@ def test_a_file_stays_in_the_layout_of_its_source(tmp_path, capsys):
 def test_a_remedy_is_printed_as_a_flag_that_can_be_pasted(tmp_path, capsys):
     source = write(tmp_path / "weights.safetensors", golden("vit_token")[0])
     args = [f"--source={source}", f"--out={tmp_path}/out", *flags("vit_token")]
-    said = refused(capsys, tmp_path, *args, "--option=pool=mean")
+    said = refused(capsys, tmp_path, *args, "--option=class_position=False")
     _, _, remedy = said.rpartition("pass ")
-    assert remedy == "--option class_token=True --option pool=token\n"
+    assert remedy == "--option class_position=True\n"
     assert convert(*args, *remedy.split()) == 0
 
 

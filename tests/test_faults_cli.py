@@ -107,7 +107,7 @@ def test_models_prints_the_names_that_match(capsys):
         ("--config.parametrization=mup", "--config.parametrization.name=mup"),
         ("--steps=3", "a key of the config is --config.steps=..."),
         ("--config.model.dtype=bf16", "model.dtype='bf16' must be a floating-point"),
-        ("--config.model.remat=yes", "model.remat='yes' must be True or False or one of"),
+        ("--config.model.remat=yes", "model.remat='yes' must be True or False or one"),
         ("--config.model.branch_multiplier=0", "must be a positive number"),
     ],
 )

@@ -200,7 +200,7 @@ class Options:
 
 
 @functools.cache
-def _types(options: type[Options]) -> dict[str, tuple[Any, ...]]:
+def _types(options: Any) -> dict[str, tuple[Any, ...]]:
     """Types of the options that are checked: all but names, dtypes and objects."""
     checked = {}
     for name, hint in typing.get_type_hints(options, include_extras=True).items():

@@ -18,9 +18,8 @@ from ..plan import scales
 from ..registry import record_of, records
 from . import positions, saving
 from .files import read_npz
-from .misfits import OPTIONS as OPTIONS
 from .misfits import Misfit as Misfit
-from .misfits import check_format, explain_mismatch
+from .misfits import explain_mismatch
 from .sources import Layout, Leaf, Source, sources
 
 # What torch.compile, FSDP and activation checkpointing insert into names.
@@ -244,7 +243,6 @@ def _match(
     new_head: bool,
     resize: bool,
 ) -> Match:
-    check_format(arrays)
     table = _table(model, names)
     heads = [s for (path, _), s in table.items() if path.startswith("readout/")]
     headless = bool(heads) and not any(s.key in arrays for s in heads)
@@ -269,6 +267,9 @@ def _match(
             or _is_embedding_again(model, key, arrays, table)
         )
     ]
+    if "lm_head.weight" in unexpected and hasattr(model, "tied_multiplier"):
+        said = "the file holds 'lm_head.weight', which is not the embedding; pass "
+        raise Misfit(said, {"tied": "False"})
     wrong = explain_mismatch(model, arrays, unexpected, needed - arrays.keys(), needed)
     if wrong:
         raise wrong

@@ -484,14 +484,10 @@ def _check_same_function(
 ) -> None:
     """Raise a `ValueError` if options would change the function of weights.
 
-    Where the weights do not fit their config, the options that their keys decide may
-    differ from the config.
+    Where the weights do not fit their config, options may differ from it.
     """
-    weights = f"the weights of {source}"
-    rest = {k: v for k, v in overrides.items() if k not in foreign.OPTIONS}
-    saving.check_same_function(name, options, rest, weights)
     try:
-        saving.check_same_function(name, options, overrides, weights)
+        saving.check_same_function(name, options, overrides, f"the weights of {source}")
     except ValueError:
         try:
             foreign.match(abstract(name, **options), arrays)
