@@ -283,6 +283,8 @@ def test_an_own_chain_has_the_factors_of_groups():
         ({"^in": {"learning_rate": 0.0}}, "learning_rate=0.0 must be positive"),
         ({"^in": {"init_scale": True}}, "init_scale=True must be a number"),
         ({"(": {}}, "not a regular expression"),
+        ({None: {}}, "the pattern None must be a string"),
+        ({"role:fixed": {}}, "the scales hold 'role:vector', 'role:input'"),
         (3, "modules=3 must be a mapping from patterns"),
         ({"^in": 3}, "the factors of '\\^in' .* optim.Module"),
     ],

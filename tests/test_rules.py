@@ -507,6 +507,7 @@ def test_of_unequal_ratios_inner_layers_count_m_out_over_m_last():
         (("mup", {"richness": 0.0}), "must be positive"),
         (("mup", {"richness": math.nan}), "must be finite"),
         (("mup", {"gauge": "table9"}), "nearest is 'table8'"),
+        (("mup", {"gauge": {"hiden": optim.Powers()}}), "nearest is 'hidden'"),
         (("mup", {"gauge": 3}), "gauge=3 must be one of 'table3', 'table8'"),
         (
             ("mup", {"gauge": {"hidden": -1}}),

@@ -22,12 +22,24 @@ _ROLE = "role:"
 
 def _matching(pattern: str, scales: Scales) -> list[str]:
     """The paths of a role, or those that a regular expression matches."""
-    if isinstance(pattern, str) and pattern.startswith(_ROLE):
+    if not isinstance(pattern, str):
+        raise ValueError(
+            f"the pattern {pattern!r} must be a string, e.g. 'role:output' or '^embed'"
+        )
+    if pattern.startswith(_ROLE):
         role = pattern.removeprefix(_ROLE)
         if role not in list(Role):
             known = ", ".join(repr(_ROLE + r.value) for r in Role)
             raise ValueError(f"unknown role {pattern!r}; known are {known}")
-        return [path for path, scale in scales.items() if scale.role == role]
+        found = [path for path, scale in scales.items() if scale.role == role]
+        if not found:
+            held = ", ".join(
+                dict.fromkeys(repr(_ROLE + s.role) for s in scales.values())
+            )
+            raise ValueError(
+                f"{pattern!r} matches no parameter; the scales hold {held}"
+            )
+        return found
     regex = Pattern("pattern", pattern)
     found = [path for path in scales if regex.matches(path)]
     if not found and pattern in list(Role):

@@ -37,7 +37,7 @@ def by_segment(
     fused = any(scale.segments for scale in scales.values())
     if not fused and not per_head:
         return optax.with_extra_args_support(make(scales))
-    whole = scales.apart() if fused else scales
+    whole = _apart(scales) if fused else scales
     heads = {path: s.by_head() for path, s in whole.items() if per_head}
     inner = optax.with_extra_args_support(
         make(whole.replaced(scales={**whole, **heads}))
@@ -70,6 +70,14 @@ def by_segment(
         return (_joined(updates, changed, scales) if fused else changed), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _apart(scales: Scales) -> Scales:
+    """The scales with every segment as a parameter."""
+    parts = {p: s.named for p, s in scales.items()}
+    modules = {n: m for path, m in scales.modules.items() for n in parts[path]}
+    found = {name: s for named in parts.values() for name, s in named.items()}
+    return scales.replaced(scales=found, modules=modules, base=None)
 
 
 def _split(tree: Any, scales: Scales) -> Any:
@@ -130,7 +138,7 @@ def _places(scale: ParamScale, leaf: Any) -> Sequence[Place]:
     return [segment.place for segment in scale.segments]
 
 
-def joined_parts(parts: Sequence[jax.Array], places: Sequence[Place]) -> jax.Array:
+def joined_parts(parts: Sequence[Any], places: Sequence[Place]) -> jax.Array:
     """An array of its segments, which fill it."""
     rank = range(len(places[0].start))
     edges = [[s + n // k for s, n, k in _axes(place)] for place in places]

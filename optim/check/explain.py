@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..apply.transforms import missing_multipliers, resolve
-from ..rules.multipliers import carried, family_of, multipliers
-from ..rules.optimizers import optimizer_rule
+from ..rules.multipliers import carried, family_of
+from ..rules.optimizers import Rule, optimizer_rule
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale
 from ..rules.training import SAME, TrainingScale
@@ -18,37 +18,6 @@ from ..scales.paths import open_numbers
 from ..scales.table import Scales
 
 _HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One parameter's settings, as ratios to those of the base model.
-
-    Attributes:
-      role: input, hidden, output, vector or fixed.
-      base_shape: its shape in the base model.
-      shape: its shape in the target model.
-      init_std: of the stored weight.
-      multiplier: the forward multiplier in front of the stored weight.
-      learning_rate: multiplier of the base model's learning rate.
-      eps: multiplier of eps; 1 for optimizers without eps.
-      weight_decay: multiplier of weight decay.
-      branch: whether the parameter is in a residual branch.
-      family: the optimizer family whose rule gives the learning rate; see `Family`.
-      origin: how the role was found.
-    """
-
-    role: str
-    base_shape: tuple[int, ...]
-    shape: tuple[int, ...]
-    init_std: float
-    multiplier: float
-    learning_rate: float
-    eps: float
-    weight_decay: float
-    branch: bool
-    family: str
-    origin: str
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -81,7 +50,7 @@ class Explanation:
     parametrization: Parametrization
     optimizer: str
     depth: float
-    rows: Mapping[str, Row]
+    rows: Mapping[str, Rule]
     training: TrainingScale = SAME
     modules: Mapping[str, Module] = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ()
@@ -312,12 +281,12 @@ def _rows(
     point: Parametrization,
     optimizer: str,
     options: Mapping[str, Any],
-) -> dict[str, Row]:
+) -> dict[str, Rule]:
     """The row of a parameter, or those of its segments if they differ."""
     fused = bool(scale.segments) and not options["split_fused"]
     options = {**options, "whole": scale if fused else None}
     rows = {
-        label: _row(part, point, optimizer, options)
+        label: optimizer_rule(optimizer, part, point, **options)
         for label, part in zip(scale.labels, scale.parts, strict=True)
     }
     numbers = [
@@ -331,26 +300,3 @@ def _rows(
         )
         return {path: same}
     return rows
-
-
-def _row(
-    scale: ParamScale,
-    point: Parametrization,
-    optimizer: str,
-    options: Mapping[str, Any],
-) -> Row:
-    rule = optimizer_rule(optimizer, scale, point, **options)
-    sizes = multipliers(scale, point)
-    return Row(
-        role=scale.role.value,
-        base_shape=scale.base_shape,
-        shape=scale.shape,
-        init_std=sizes.init_std,
-        multiplier=sizes.forward,
-        learning_rate=rule.learning_rate,
-        eps=rule.eps,
-        weight_decay=rule.weight_decay,
-        branch=scale.in_branch,
-        family=rule.family.value,
-        origin=scale.origin,
-    )

@@ -263,7 +263,7 @@ class Probe:
             raise traced() from error
 
         def parts(updates: Any, i: int) -> dict[str, np.ndarray]:
-            found = {}
+            found: dict[str, np.ndarray] = {}
             for path, every in flatten(updates):
                 update = np.asarray(every, np.float32)[i]
                 if path in places:

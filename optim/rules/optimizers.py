@@ -1,28 +1,45 @@
 """The rule of one parameter under an optimizer: its family's, and what differs."""
 
+import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from .multipliers import RECIPES, Family, family_of, joined, multipliers, shape_of
 from .parametrizations import Parametrization
 from .roles import ParamScale, Role
 
 
-class Rule(NamedTuple):
-    """Multipliers of one parameter's hyperparameters under an optimizer.
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One parameter's settings under an optimizer, as ratios to those of the base.
+
+    Numbers are floats, or arrays, as those of `Multipliers`.
 
     Attributes:
-      family: that of the optimizer, for this parameter.
-      learning_rate: of the learning rate.
-      eps: of eps; 1 for optimizers without one.
-      weight_decay: of the weight decay. All three are floats, or arrays, as those of
-        `Multipliers`.
+      role: see `Role`.
+      base_shape: its shape in the base model.
+      shape: its shape in the target model.
+      branch: whether the parameter is in a residual branch.
+      family: the optimizer family whose rule gives the learning rate; see `Family`.
+      origin: how the role was found.
+      init_std: of the stored weight.
+      multiplier: the forward multiplier in front of the stored weight.
+      learning_rate: multiplier of the base model's learning rate.
+      eps: multiplier of eps; 1 for optimizers without eps.
+      weight_decay: multiplier of weight decay.
     """
 
+    role: Role
+    base_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    branch: bool
     family: Family
+    origin: str
+    init_std: Any
+    multiplier: Any
     learning_rate: Any
-    eps: Any = 1.0
-    weight_decay: Any = 1.0
+    eps: Any
+    weight_decay: Any
 
 
 def optimizer_rule(
@@ -56,10 +73,12 @@ def optimizer_rule(
     Examples:
       >>> from mupax import optim
       >>> mid = optim.param_scale("mid", (4, 4), (16, 16), (0,), (1,))
-      >>> optimizer_rule("adamw", mid, optim.parametrization("mup"))[1:]
+      >>> rule = optimizer_rule("adamw", mid, optim.parametrization("mup"))
+      >>> rule.learning_rate, rule.eps, rule.weight_decay
       (0.25, 0.25, 4.0)
     """
     family, recipe = family_of(name), RECIPES[name]
+    facts = scale.role, scale.base_shape, scale.shape, scale.in_branch, family
     if recipe.partner and scale.segments:
         each = [
             optimizer_rule(
@@ -71,8 +90,10 @@ def optimizer_rule(
             )
             for segment in scale.segments
         ]
-        columns = list(zip(*each, strict=True))[1:]
-        return Rule(family, *(joined(scale, column) for column in columns))
+        numbers = ("init_std", "multiplier", "learning_rate", "eps", "weight_decay")
+        columns = ([getattr(rule, number) for rule in each] for number in numbers)
+        values = (joined(scale, column) for column in columns)
+        return Rule(*facts, scale.origin, *values)
     if recipe.partner and not is_hidden_matrix(scale):
         return optimizer_rule(partner or recipe.partner, scale, point)
     scale = scale.by_head() if per_head else scale
@@ -92,7 +113,8 @@ def optimizer_rule(
         "update": lambda: multipliers(scale, point, "adam").weight_decay,
         "step": lambda: rule.kappa,
     }[recipe.decay]()
-    return Rule(family, rate, rule.eps**recipe.eps, decay)
+    sizes = rule.init_std, rule.forward
+    return Rule(*facts, scale.origin, *sizes, rate, rule.eps**recipe.eps, decay)
 
 
 def is_hidden_matrix(scale: ParamScale) -> bool:

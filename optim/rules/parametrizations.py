@@ -421,13 +421,15 @@ def _gauge(gauge: Gauge) -> Mapping[Role, Powers]:
             raise ValueError(unknown("gauge", gauge, GAUGES))
         return GAUGES[gauge]
     if not isinstance(gauge, Mapping) or not all(
-        role in list(Role) and isinstance(powers, Powers)
-        for role, powers in gauge.items()
+        isinstance(powers, Powers) for powers in gauge.values()
     ):
         raise ValueError(
             f"gauge={gauge!r} must be one of {', '.join(map(repr, GAUGES))}, or "
             "{role: powers}, e.g. {'output': optim.Powers(fan_in=-1)}"
         )
+    for role in gauge:
+        if role not in list(Role):
+            raise ValueError(unknown("role", str(role), [r.value for r in Role]))
     return {Role(role): powers for role, powers in gauge.items()}
 
 

@@ -146,24 +146,6 @@ class Scales(Mapping[str, ParamScale]):
         scales = {p: s.with_all(training=ratios) for p, s in self.items()}
         return self.replaced(scales=scales)
 
-    def apart(self) -> "Scales":
-        """Copy the scales, with every segment as a parameter.
-
-        Examples:
-          >>> from mupax.optim import param_scale
-          >>> part = param_scale("w", (8, 4), (8, 16), (0,), (1,), start=(0, 0))
-          >>> w = param_scale("w", (8, 4), (8, 16), (0,), (1,), segments=(part,))
-          >>> Scales({"w": w}).apart()
-          Scales(w/0: input)
-        """
-        found = {p: s for scale in self.values() for p, s in scale.named.items()}
-        modules = {
-            name: module
-            for path, module in self.modules.items()
-            for name in self[path].named
-        }
-        return self.replaced(scales=found, modules=modules, base=None)
-
     def __getitem__(self, path: str) -> ParamScale:
         if path not in self._scales:
             held = some(list(self))
