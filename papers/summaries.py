@@ -293,7 +293,7 @@ def _verdicts(rows: Sequence[Sequence[str]]) -> str:
 
 def _over(read: Read, key: str, over: str, side: str) -> Transfer:
     """The verdict of a sweep over batch size or steps."""
-    (judged,) = read(f"laptop/{key}-{over}{side}").data.over_training
+    (judged,) = read(f"laptop/{key}-{over}{side}").data.shown
     return judged
 
 

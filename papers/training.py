@@ -16,7 +16,7 @@ _HIDDEN = "hidden/weight_decay"
 
 def follows(unscaled: SweepData, scaled: SweepData) -> Drawing:
     """Over batch size or length, the rule keeps the optimum; without it, it moves."""
-    (plain,), (ruled,) = unscaled.over_training, scaled.over_training
+    (plain,), (ruled,) = unscaled.shown, scaled.shown
     transfers = {"with the rule": ruled, "without it": plain}
     return Drawing(
         [

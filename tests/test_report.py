@@ -209,12 +209,11 @@ def test_a_sweep_over_training_has_a_verdict_over_it(choice, axis):
     assert sentences.headline(data) == (
         f"With Depth-μP, the learning rate transfers across {axis}."
     )
-    (same, moving) = data.over_training
+    # The verdicts of the only depth and width would say nothing.
+    (same, moving) = data.shown
     assert (same.sizes, same.base) == ((16, 32, 64, 128), 0)
     assert moving.verdict is Verdict.COSTS
     assert moving.trend.slope == pytest.approx(0.5, abs=0.1)
-    # The verdicts of the only depth and width would say nothing.
-    assert data.shown == data.over_training
     told = printed(data, width=160)
     at = {"steps": "128 steps"}.get(axis, f"{axis} 128")
     assert re.search(f"costs at most .* at {at}", told)
@@ -228,7 +227,7 @@ def test_the_tuned_batch_size_may_lie_between_the_others():
     ]
     config = {"batch_size": 16, "base_batch_size": 64}
     data = swept(made, featured="sp", settings={"config": config})
-    (only,) = data.over_training
+    (only,) = data.shown
     assert only.sizes[only.base] == 64
 
 

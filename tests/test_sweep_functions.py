@@ -411,30 +411,6 @@ def test_data_that_was_donated_is_refused_and_data_is_not_donated(tmp_path):
         sweep(tmp_path, data=data)
 
 
-def test_on_accelerators_the_vmapped_program_is_compared(unedited, monkeypatch):
-    """The way of accelerators, on a CPU: a rule for batches is part of it."""
-
-    @jax.custom_batching.custom_vmap
-    def same(x):
-        return x
-
-    @same.def_vmap
-    def rule(axis_size, in_batched, x):
-        return rule.factor * x, in_batched[0]
-
-    def batched(model, batch):
-        return loss(model, batch) + 0 * same(jax.lax.stop_gradient(model["w"])).sum()
-
-    rule.factor = 1.0
-    here = key(loss=batched)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert key(**functions_of(session())) != unedited
-    ours = key(loss=batched)
-    assert ours != here
-    rule.factor = 2.0
-    assert key(loss=batched) != ours
-
-
 # --- Keeping, progress, sizes and costs.
 
 

@@ -16,7 +16,7 @@ from ..data.text import is_fake_text
 from ..sweep import statistics
 from ..sweep.results import Population, Sizes, log2, table
 from ..sweep.statistics import AXES, OTHER, Axis
-from ..sweep.transfers import TRAININGS, over_training, transfers, verdicts
+from ..sweep.transfers import TRAININGS, transfers, verdicts
 from ..sweep.verdict import Transfer
 
 
@@ -65,34 +65,28 @@ class SweepData:
 
     @functools.cached_property
     def transfers(self) -> list[Transfer]:
-        """Every verdict over depth and width, in the order of `names` and `keys`."""
-        return transfers(self._ordered, self.base)
-
-    def along_axis(self, name: str, axis: Axis) -> list[Transfer]:
-        """The verdicts of one hyperparameter along one axis, by parametrization."""
-        return [t for t in self.transfers if (t.name, t.axis) == (name, axis)]
-
-    @functools.cached_property
-    def over_training(self) -> list[Transfer]:
-        """The verdicts over batch size and over training length, where swept."""
+        """Every verdict, in the order of `names` and `keys`."""
         config = self.settings.get("config", {})
         batch_size = config.get("base_batch_size") or config.get("batch_size")
         examples = config.get("base_examples")
         steps = examples // batch_size if examples else self.steps
         tuned = {"batch_size": batch_size, "steps": steps}
-        return over_training(self.populations, self.base, tuned)
+        return transfers(self._ordered, self.base, tuned)
+
+    def along_axis(self, name: str, axis: Axis) -> list[Transfer]:
+        """The verdicts of one hyperparameter along one axis, by parametrization."""
+        return [t for t in self.transfers if (t.name, t.axis) == (name, axis)]
 
     @property
     def shown(self) -> list[Transfer]:
         """The verdicts of the table: along axes of several sizes, if there are any."""
-        every = [*self.transfers, *self.over_training]
-        several_sizes = [t for t in every if t.sizes[1:]]
-        return several_sizes or [t for t in every if t.axis in self.axes]
+        several_sizes = [t for t in self.transfers if t.sizes[1:]]
+        return several_sizes or [t for t in self.transfers if t.axis in self.axes]
 
     @functools.cached_property
     def verdicts(self) -> dict[str, Any]:
         """All verdicts as JSON-ready data; see `sweep.transfers.verdicts`."""
-        return verdicts([*self.transfers, *self.over_training])
+        return verdicts(self.transfers)
 
     @property
     def text(self) -> bool:

@@ -30,28 +30,20 @@ def of_training(
       The fingerprint, or None where the program calls back into Python
       (`jax.pure_callback`).
     """
-    together = jax.default_backend() != "cpu"  # as `program.program` by default
 
-    def whole(keys: jax.Array, hyper: Any, batch: Any) -> Any:
-        if not together:
-            # The step uses the structure of the model that `init` builds.
-            point = Point({name: values[0] for name, values in hyper.items()})
-            state, fixed = training.init(keys[0], point)
-            return training.step(state, fixed, batch, point, keys[0])
-        every = jax.vmap(jax.vmap(training.init, (None, 0)), (0, None))
-        state, fixed = every(keys, hyper)
-        points = jax.vmap(training.step, (0, 0, None, 0, None))
-        seeds = jax.vmap(points, (0, 0, 0, None, 0))
-        batch = jax.tree.map(lambda x: x[None], batch)
-        return seeds(state, fixed, batch, hyper, keys)
+    def whole(key: jax.Array, hyper: Any, batch: Any) -> Any:
+        # The step uses the structure of the model that `init` builds.
+        point = Point(hyper)
+        state, fixed = training.init(key, point)
+        return training.step(state, fixed, batch, point, key)
 
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
-    hyper = {name: jax.ShapeDtypeStruct((1,), np.float32) for name in names}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    hyper = {name: jax.ShapeDtypeStruct((), np.float32) for name in names}
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype),
         jax.tree.map(jnp.asarray, training.feed([0])[2]),
     )
-    lowered = jax.jit(whole).lower(keys, hyper, batch)
+    lowered = jax.jit(whole).lower(key, hyper, batch)
     text = lowered.as_text()
     if _CALLBACK.search(text) or "__elided__" in text:
         return None
