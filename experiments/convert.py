@@ -14,10 +14,10 @@ from mupax import zoo
 from mupax.zoo.addresses import public
 from mupax.zoo.families.decoder import Decoder
 from mupax.zoo.registry import recipe
-from mupax.zoo.weights import foreign, hub, saving
+from mupax.zoo.weights import foreign, hub, remote, saving
 from mupax.zoo.weights.pretrained import read_source
 
-from . import io, remote
+from . import io
 from .errors import UserError, import_extra, reason, visible
 from .loading import find_model
 
@@ -77,8 +77,11 @@ def run(
             # By default, another file of the same library.
             layout = layout or loaded.layout or foreign.layouts(loaded.model)[0]
             arrays = foreign.export(loaded.model, layout)
-            with remote.uploading(out) as target:
-                _write_file(target, arrays)
+            if remote.is_remote(out):
+                with remote.uploading(out) as target:
+                    _write_file(target, arrays)
+            else:
+                _write_file(pathlib.Path(out), arrays)
         else:
             path = pathlib.Path(given)
             origin = path.name if path.exists() else given

@@ -6,9 +6,8 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.zoo import registry
-from mupax.zoo.weights import foreign, hub
+from mupax.zoo.weights import foreign, hub, remote
 
-from . import remote
 from .errors import UserError, nearest
 
 
@@ -26,7 +25,7 @@ def find_model(source: str) -> str:
     if remote.is_remote(source):
         try:  # a run, or else a model
             source = str(remote.local(f"{source.rstrip('/')}/model"))
-        except UserError:
+        except remote.RemoteError:
             source = str(remote.local(source))
     folder = pathlib.Path(source)
     if (folder / "model" / "config.json").is_file():

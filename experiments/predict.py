@@ -16,8 +16,8 @@ from mupax.zoo.addresses import public
 from mupax.zoo.families.decoder import Decoder
 from mupax.zoo.layers.basic import single
 from mupax.zoo.preprocessing import input_shape, known_data_config
+from mupax.zoo.weights import remote
 
-from . import remote
 from .data import normalize
 from .data.augment import Transform
 from .errors import UserError, nearest, visible

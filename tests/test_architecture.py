@@ -20,7 +20,6 @@ ROOMS = (
     "experiments.errors",
     "experiments.checks",
     "experiments.io",
-    "experiments.remote",
     "experiments.loading",
     "experiments.progress",
     "experiments.memory",

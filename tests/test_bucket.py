@@ -22,12 +22,13 @@ import pytest
 import test_sweep_functions
 
 from mupax import zoo
-from mupax.experiments import cli, io, remote
+from mupax.experiments import cli, io
 from mupax.experiments.errors import Stopped, UserError
 from mupax.experiments.run import bucket as runs
 from mupax.experiments.run import records
 from mupax.experiments.run.lease import Lease, Lost, Objects
 from mupax.experiments.sweep import engine
+from mupax.zoo.weights import remote
 
 TESTS = pathlib.Path(__file__).parent
 

@@ -13,12 +13,12 @@ from flax import nnx
 from test_fuzz_data import prepare
 
 from mupax import zoo
-from mupax.experiments import cli, convert, loading, remote
+from mupax.experiments import cli, convert, loading
 from mupax.experiments import data as datasets
 from mupax.experiments.cli import flags, noise
-from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import parse
+from mupax.zoo.weights import remote
 
 
 @pytest.fixture
@@ -52,7 +52,9 @@ def test_an_error_of_the_local_disk_does_not_blame_the_bucket(
         raise error
 
     monkeypatch.setattr(type(bucket), "get_file", fail)
-    with pytest.raises(UserError, match=r"make room on this machine.*MUPAX_CACHE"):
+    with pytest.raises(
+        remote.RemoteError, match=r"make room on this machine.*MUPAX_CACHE"
+    ):
         remote.local("memory://b/song.txt")
 
 
@@ -89,15 +91,17 @@ def test_a_download_that_fails_leaves_nothing(bucket, monkeypatch, tmp_path):
         return real(self, source, target, **more)
 
     monkeypatch.setattr(type(bucket), "get_file", fail)
-    with pytest.raises(UserError, match=r"cannot be read \(connection reset\)"):
+    with pytest.raises(
+        remote.RemoteError, match=r"cannot be read \(connection reset\)"
+    ):
         remote.local("memory://b/data")
     assert list((tmp_path / "cache" / "remote").iterdir()) == []
 
 
 def test_what_is_not_there_is_said(bucket):
-    with pytest.raises(UserError, match="there is nothing at memory://b/none"):
+    with pytest.raises(remote.RemoteError, match="there is nothing at memory://b/none"):
         remote.local("memory://b/none")
-    with pytest.raises(UserError, match="use gs:// or s3://"):
+    with pytest.raises(remote.RemoteError, match="use gs:// or s3://"):
         remote.local("nosuch://b/none")
 
 
@@ -171,7 +175,9 @@ def test_prepared_datasets_are_copied(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", "memory://b/tfds/")
     assert datasets.open_dataset("mnist").train_size == expected["label"].size
     assert not list(tmp_path.rglob("large.array_record"))
-    with pytest.raises(UserError, match="there is nothing at memory://b/tfds/cifar10"):
+    with pytest.raises(
+        remote.RemoteError, match="there is nothing at memory://b/tfds/cifar10"
+    ):
         datasets.open_dataset("cifar10", "memory://b/tfds")
 
 
@@ -187,7 +193,7 @@ def test_models_of_runs_are_read_and_converted(bucket, tmp_path):
     assert not list((tmp_path / "cache").rglob("checkpoints"))
     convert.run("memory://b/run/model", str(tmp_path / "copy"))
     assert (tmp_path / "copy" / "config.json").is_file()
-    with pytest.raises(UserError, match="there is nothing at memory://b/none"):
+    with pytest.raises(remote.RemoteError, match="there is nothing at memory://b/none"):
         loading.load_model("memory://b/none")
 
 
@@ -226,7 +232,7 @@ def test_models_are_converted_to_object_storage(bucket, capsys, monkeypatch):
         safetensors.numpy.load(bucket.cat("/b/mine.safetensors"))["x"], np.ones(3)
     )
     for source, out in (("none", "copy"), ("none", "mine.safetensors")):
-        with pytest.raises(UserError, match=f"memory://b/{out} is there already"):
+        with pytest.raises(FileExistsError, match=f"memory://b/{out} is there already"):
             convert.run(f"memory://b/{source}", f"memory://b/{out}")
 
 
@@ -294,7 +300,9 @@ def test_emulators_are_read(tmp_path, monkeypatch, kind):
         system.pipe_file(f"{address}/song.txt", b"other")
         assert remote.local(f"{address}/song.txt").read_bytes() == b"other"
         assert found.read_bytes() == b"one"
-        with pytest.raises(UserError, match=f"there is nothing at {address}/none"):
+        with pytest.raises(
+            remote.RemoteError, match=f"there is nothing at {address}/none"
+        ):
             remote.local(f"{address}/none")
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 
 from mupax.zoo.addresses import public
+from mupax.zoo.weights.remote import RemoteError
 
 from ..errors import Stopped, UserError, nearest, reason, visible
 from . import commands as commands  # which registers them
@@ -23,7 +24,7 @@ def main(argv: list[str]) -> int:
     """
     try:
         return _run(argv[1] if len(argv) > 1 else "help", argv[1:])
-    except UserError as error:
+    except (UserError, RemoteError) as error:
         return _refuse(str(error))
     except Stopped as error:
         _say(f"{error}; run the same command to resume")
@@ -36,6 +37,8 @@ def main(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
+        if error.errno is None:  # raised by mupax, with a sentence
+            return _refuse(str(error))
         if error.filename is None:
             return _refuse(f"the system reports: {reason(error)}")
         path = os.fsdecode(error.filename)

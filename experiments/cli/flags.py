@@ -11,7 +11,8 @@ import types
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from .. import remote
+from mupax.zoo.weights import remote
+
 from ..errors import UserError, nearest, reason, short
 
 if TYPE_CHECKING:  # the base install prints help without ml_collections

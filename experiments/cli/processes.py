@@ -3,7 +3,8 @@
 import os
 from contextlib import AbstractContextManager
 
-from .. import remote
+from mupax.zoo.weights import remote
+
 from .flags import Flag, Parsed
 
 FLAGS = (

@@ -10,9 +10,9 @@ import numpy as np
 from absl import logging
 from PIL import Image, ImageOps
 
+from mupax.zoo.weights import remote
 from mupax.zoo.weights.files import open_regular
 
-from .. import remote
 from ..errors import UserError, reason, short
 from .augment import eight_bits
 from .splits import Split, labelled, objects

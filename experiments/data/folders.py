@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from absl import logging
 from PIL import Image
 
-from .. import remote
+from mupax.zoo.weights import remote
+
 from ..errors import UserError, reason
 from .splits import TEST_NAMES, Split, labelled, objects
 

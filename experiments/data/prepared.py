@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Int32
 from PIL import Image
 
-from .. import remote
+from mupax.zoo.weights import remote
+
 from ..errors import UserError, reason
 from .augment import Transform, unnormalized
 from .sources import Arrays, ImageLoad, Shape, no_labels, why

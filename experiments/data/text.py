@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mupax.zoo.weights import hub
+from mupax.zoo.weights import hub, remote
 from mupax.zoo.weights.files import read_bytes
 
-from .. import memory, remote
+from .. import memory
 from ..checks import whole
 from ..errors import UserError, import_extra, reason
 from .dataset import Batch, Dataset

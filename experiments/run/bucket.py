@@ -21,8 +21,9 @@ import jax
 from absl import logging
 
 from mupax.zoo import addresses
+from mupax.zoo.weights import remote
 
-from .. import io, remote
+from .. import io
 from ..errors import Stopped, UserError, reason
 from . import collectives, processes
 from .lease import Lease, Lost, Objects
@@ -86,7 +87,7 @@ def _opened(address: str, place: pathlib.Path, writes: bool) -> Iterator[None]:
             except io.Busy:
                 raise UserError(run.lease.busy("on this machine")) from None
             run.begin(writes)
-        except UserError:
+        except (UserError, remote.RemoteError):
             raise
         except Exception as error:  # of the network, the credentials or the client
             raise UserError(remote.sentence(address, error, "used")) from None

@@ -19,8 +19,9 @@ from ml_collections.config_dict import placeholder
 from mupax import optim, zoo
 from mupax.zoo.addresses import public
 from mupax.zoo.registry import default_parametrization
+from mupax.zoo.weights import remote
 
-from .. import checks, remote
+from .. import checks
 from ..checks import flag, number, one_of, optional, options, several, text, whole
 from ..errors import UserError, nearest
 from .hyperparameters import TUNABLE, apply_transfer, groups

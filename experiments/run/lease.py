@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .. import remote
+from mupax.zoo.weights import remote
+
 from ..errors import UserError
 
 _OWN, _LEASES = ".mupax/", ".mupax/lease/"
