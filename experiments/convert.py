@@ -31,7 +31,6 @@ def run(
     *,
     model: str | None = None,
     layout: str | None = None,
-    revision: str | None = None,
     option: Sequence[str] | None = None,
     seed: int = 0,
 ) -> None:
@@ -66,13 +65,7 @@ def run(
             "a name of `mupax models`"
         )
     try:
-        loaded = read_source(
-            model,
-            source,
-            hub.HubOptions(revision=revision),
-            rngs=nnx.Rngs(seed),
-            **options,
-        )
+        loaded = read_source(model, source, rngs=nnx.Rngs(seed), **options)
         if to_file:
             # By default, another file of the same library.
             layout = layout or loaded.layout or foreign.layouts(loaded.model)[0]
@@ -86,16 +79,13 @@ def run(
             path = pathlib.Path(given)
             origin = path.name if path.exists() else given
             flags = [("source", given), ("out", out), ("model", model)]
-            flags += [("revision", revision), ("seed", str(seed) if seed else None)]
+            flags += [("seed", str(seed) if seed else None)]
             flags += [("option", pair) for pair in option or ()]
             command = ["mupax", "convert"]
             for flag, word in flags:
                 command += [f"--{flag}", word] if word else []
-            training = zoo.Training(
-                source=f"{origin}@{revision}" if revision else origin,
-                command=shlex.join(command),
-            )
-            files = _tokenizer_of(loaded.model, source, revision)
+            training = zoo.Training(source=origin, command=shlex.join(command))
+            files = _tokenizer_of(loaded.model, source)
             zoo.save(loaded.model, out, files=files, training=training)
             arrays = saving.arrays_of(loaded.model)
     except (ValueError, TypeError, OSError) as error:
@@ -119,15 +109,13 @@ def run(
             print(f"multipliers are part of the weights of {', '.join(folded)}")
 
 
-def _tokenizer_of(
-    model: nnx.Module, source: str, revision: str | None
-) -> dict[str, pathlib.Path]:
+def _tokenizer_of(model: nnx.Module, source: str) -> dict[str, pathlib.Path]:
     """The tokenizer beside the weights of a decoder, to copy; nothing without one."""
     name = "tokenizer.json"
     if not isinstance(model, Decoder):
         return {}
     if hub.is_id(source):
-        file = hub.download(source, name, hub.HubOptions(revision), optional=True)
+        file = hub.download(source, name, optional=True)
         return {} if file is None else {name: file}
     path = pathlib.Path(source)
     beside = (path if path.is_dir() else path.parent) / name

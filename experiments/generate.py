@@ -19,7 +19,6 @@ def run(
     *,
     tokenizer: str | None = None,
     name: str | None = None,
-    revision: str | None = None,
     tokens: int = 100,
     temperature: float = 0.8,
     top_k: int | None = None,
@@ -38,12 +37,12 @@ def run(
         raise UserError(f"--tokens={tokens} must be 1 or more")
     if not -(2**63) <= seed < 2**63:
         raise UserError(f"--seed={seed} must be a whole number of 64 bits")
-    loaded = load_model(model, name=name, revision=revision)
+    loaded = load_model(model, name=name)
     if not isinstance(loaded, Decoder):
         raise UserError(
             f"a {type(loaded).__name__} takes images, not text; use `mupax predict`"
         )
-    words = tokenizer_of(loaded, find_model(model), tokenizer, revision)
+    words = tokenizer_of(loaded, find_model(model), tokenizer)
     encoded = words.encode(prompt, bos)
     if not encoded:
         raise UserError("the prompt has no tokens; give a longer one")
@@ -90,16 +89,13 @@ def _ends(eos: str) -> tuple[int, ...]:
         ) from None
 
 
-def tokenizer_of(
-    model: Decoder, source: str, given: str | None, revision: str | None = None
-) -> Tokenizer:
+def tokenizer_of(model: Decoder, source: str, given: str | None) -> Tokenizer:
     """The tokenizer of a model.
 
     Args:
       model: must have at least as many tokens as the tokenizer.
       source: of the model; a directory or repository may hold a tokenizer.json.
       given: name of another tokenizer; see `open_tokenizer`.
-      revision: of the repository `source`.
     """
     vocabulary = model.embedding.shape[0]
     path = pathlib.Path(source)
@@ -109,11 +105,7 @@ def tokenizer_of(
     elif source in zoo.list_pretrained():
         name = "bytes"  # the models of the package read bytes
     elif not path.exists():  # a repository
-        name = (
-            source
-            if revision in (None, source.partition("@")[2])
-            else f"{source}@{revision}"
-        )
+        name = source
     elif (folder / "tokenizer.json").is_file():
         name = str(folder)
     elif vocabulary == 256:

@@ -49,9 +49,7 @@ def find_model(source: str) -> str:
     return source
 
 
-def load_model(
-    source: str, *, name: str | None = None, revision: str | None = None
-) -> nnx.Module:
+def load_model(source: str, *, name: str | None = None) -> nnx.Module:
     """A trained model, in evaluation mode.
 
     Args:
@@ -59,7 +57,6 @@ def load_model(
         weights (each may be in object storage), the id of a repository on the hub, or
         the name of a model that comes with the package.
       name: of the model; needed only for files of weights.
-      revision: of a repository.
 
     Raises:
       UserError: the model cannot be loaded.
@@ -82,7 +79,7 @@ def load_model(
                     " --out DIR`, and then this command with --model DIR"
                 )
         given = (place,) if name is None else (name, place)
-        model = zoo.load_pretrained(*given, revision=revision)
+        model = zoo.load_pretrained(*given)
     except foreign.Misfit as error:
         raise UserError(
             error.as_flags("--option ") + "; this is an option of `mupax convert`, "

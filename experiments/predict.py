@@ -48,7 +48,6 @@ def run(
     images: Sequence[str],
     *,
     name: str | None = None,
-    revision: str | None = None,
     preprocessing: Sequence[str] | None = None,
     top: int = 5,
 ) -> None:
@@ -67,7 +66,7 @@ def run(
     for path in images:  # before a model is loaded
         _open(path).close()
     given = _options(preprocessing or ())
-    loaded = load_model(model, name=name, revision=revision)
+    loaded = load_model(model, name=name)
     _prepare(loaded, given)
     for path, rows in zip(images, predict(loaded, images, top=top), strict=True):
         print(visible(public(path)))

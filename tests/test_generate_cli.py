@@ -109,7 +109,6 @@ def test_bytes_are_what_a_vocabulary_of_256_without_a_tokenizer_means(tmp_path, 
         (["--prompt=the", "--tokens=0"], "--tokens=0 must be 1 or more"),
         (["--prompt=the", f"--seed={2**64}"], "must be a whole number of 64 bits"),
         (["--prompt=the", "--bos"], "has no special tokens; leave it out"),
-        (["--prompt=the", "--revision=v2"], "revision='v2' needs a repository"),
         (["--prompt=the", "--tokens=40"], "does not fit into context=32"),
         (["--prompt=the", "--top_k=100"], "top_k=100"),
         (["--prompt=the", "--top_p=1.5"], r"top_p=1.5 must lie in (0, 1]"),
@@ -166,15 +165,14 @@ def test_a_token_that_the_tokenizer_lacks_is_one_sentence(tmp_path, capsys):
 def test_the_tokenizer_is_of_the_same_revision_as_the_model(song, monkeypatch):
     asked = []
 
-    def download(source, filename, options, **more):
+    def download(source, filename, **more):
         asked.append(source)
         return song[1]
 
     monkeypatch.setattr("mupax.zoo.weights.hub.download", download)
     model = zoo.create("llama", vocab_size=song[2], rngs=nnx.Rngs(0), **SIZES)
-    for source, revision in (("a/b", None), ("a/b", "v2"), ("a/b@v2", "v2")):
-        tokenizer_of(model, source, None, revision)
-    assert asked == ["a/b", "a/b@v2", "a/b@v2"]
+    tokenizer_of(model, "a/b@v2", None)
+    assert asked == ["a/b@v2"]
 
 
 def test_the_model_of_the_package_continues_a_play(capsys):
@@ -219,7 +217,7 @@ def test_weights_with_more_tokens_than_their_tokenizer_are_tuned(song, tmp_path)
 def test_a_tokenizer_of_the_hub_is_found_by_its_id(song, tmp_path, monkeypatch):
     asked = []
 
-    def download(source, filename, options, **more):
+    def download(source, filename, **more):
         asked.append((source, filename))
         return song[1]
 

@@ -11,10 +11,7 @@ from . import processes
 from .command import command
 from .flags import Flag, Parsed
 
-OF_WEIGHTS = (
-    Flag("name", None, "name of the model, for a file of weights"),
-    Flag("revision", None, "branch, tag or commit of a repository"),
-)
+OF_WEIGHTS = (Flag("name", None, "name of the model, for a file of weights"),)
 DRY_RUN = Flag(
     "dry_run", False, "print number, sizes and cost of the runs, and train nothing"
 )
@@ -159,11 +156,11 @@ def coord_check(given: Parsed) -> int:
         "source",
         "",
         "a run directory, a directory of zoo.save, a .safetensors or .npz file, a name "
-        "of zoo.list_pretrained(), or the id of a repository on the Hugging Face hub "
-        "(HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE=1 work as in the hub's own tools)",
+        "of zoo.list_pretrained(), or the id of a repository on the Hugging Face hub, "
+        "owner/name or owner/name@revision (HF_TOKEN, HF_HUB_CACHE and "
+        "HF_HUB_OFFLINE=1 work as in the hub's own tools)",
         required=True,
     ),
-    Flag("revision", None, "branch, tag or commit of that repository"),
     Flag(
         "out",
         "",

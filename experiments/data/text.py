@@ -310,7 +310,7 @@ def _tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path:
         path = path / _TOKENIZER
     if not path.is_file() and hub.is_id(name) and path.suffix != ".json":
         try:
-            file = hub.download(str(name), _TOKENIZER, hub.HubOptions())
+            file = hub.download(str(name), _TOKENIZER)
         except ValueError as error:
             raise UserError(f"The tokenizer {name}: {error}.") from None
         assert file is not None

@@ -1,10 +1,8 @@
 """Download from the Hugging Face hub."""
 
-import dataclasses
 import os
 import pathlib
 import re
-from typing import Any
 
 from ..addresses import public
 from . import files
@@ -20,24 +18,6 @@ PROCESSOR = "preprocessor_config.json"  # of transformers, for images
 # The index of weights that are split into several files.
 INDEX = "model.safetensors.index.json"
 _ID = re.compile(r"(hf[-_]hub:)?(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
-
-
-@dataclasses.dataclass(frozen=True)
-class HubOptions:
-    """How a repository is downloaded; see `huggingface_hub.hf_hub_download`.
-
-    Attributes:
-      revision: a branch, tag or commit; None for the main branch.
-      token: for private or gated repositories; None for the token that `hf auth login`
-        stored or HF_TOKEN holds.
-      cache_dir: cache of downloads; None for the hub's default.
-      local_files_only: read only the cache, without a network.
-    """
-
-    revision: str | None = None
-    token: str | bool | None = None
-    cache_dir: str | pathlib.Path | None = None
-    local_files_only: bool = False
 
 
 def is_id(source: str | os.PathLike[str]) -> bool:
@@ -60,14 +40,16 @@ def is_file_name(source: str | os.PathLike[str]) -> bool:
 
 
 def download(
-    source: str, filename: str, options: HubOptions, *, optional: bool = False
+    source: str, filename: str, *, optional: bool = False
 ) -> pathlib.Path | None:
     """Get a file of a repository from the cache or the hub.
 
+    The token and the place of the cache are those of `huggingface_hub`: HF_TOKEN or
+    `hf auth login`, HF_HUB_CACHE, and HF_HUB_OFFLINE=1 to use only the cache.
+
     Args:
-      source: `owner/name`, or `owner/name@revision` if `options` has no revision.
+      source: `owner/name`, or `owner/name@revision`: a branch, tag or commit.
       filename: path in the repository.
-      options: see `HubOptions`.
       optional: return None if the repository has no such file.
 
     Returns:
@@ -85,12 +67,18 @@ def download(
             f"the path {source!r} does not exist, and reading from the hub needs "
             "huggingface_hub: pip install '.[hub]' in a clone of mupax"
         ) from None
-    repository, options = _split(source, options)
-    given: dict[str, Any] = dataclasses.asdict(options)
+    match = _ID.fullmatch(source)
+    assert match is not None, source
+    place = {
+        "repo_id": match["id"],
+        "filename": filename,
+        "revision": match["revision"],
+    }
     try:
-        file = huggingface_hub.hf_hub_download(repository, filename, **given)
+        return pathlib.Path(huggingface_hub.hf_hub_download(**place))
     except errors.LocalEntryNotFoundError:
-        if optional and _was_missing(repository, filename, options):
+        known = huggingface_hub.try_to_load_from_cache(**place)
+        if optional and known is huggingface_hub._CACHED_NO_EXIST:
             return None
         raise ValueError(
             f"the path {source!r} does not exist, the hub cannot be reached, and the "
@@ -108,37 +96,12 @@ def download(
         raise ValueError(
             f"{source!r} is not a path on disk, and {filename} of that repository "
             f"cannot be downloaded ({_reason(error)}); check its name, revision and "
-            "terms on the hub, and pass a token by `hf auth login`, HF_TOKEN or "
-            "token=...; offline, pass the path of a file"
+            "terms on the hub, and pass a token by `hf auth login` or HF_TOKEN; "
+            "offline, pass the path of a file"
         ) from None
-    return pathlib.Path(file)
 
 
 def _reason(error: Exception) -> str:
     """The type of an error and its first line. Addresses in it may be signed."""
     line, name = public(files.reason(error)), type(error).__name__
     return name if line == name else f"{name}: {line}"
-
-
-def _split(source: str, options: HubOptions) -> tuple[str, HubOptions]:
-    match = _ID.fullmatch(source)
-    assert match is not None, source
-    inside = match["revision"]
-    if inside is None:
-        return match["id"], options
-    if options.revision not in (None, inside):
-        raise ValueError(
-            f"{source!r} names a revision, and revision={options.revision!r} another; "
-            "give one of them"
-        )
-    return match["id"], dataclasses.replace(options, revision=inside)
-
-
-def _was_missing(repository: str, filename: str, options: HubOptions) -> bool:
-    """Whether the cache knows that a repository has no such file."""
-    import huggingface_hub
-
-    known = huggingface_hub.try_to_load_from_cache(
-        repository, filename, cache_dir=options.cache_dir, revision=options.revision
-    )
-    return known is huggingface_hub._CACHED_NO_EXIST

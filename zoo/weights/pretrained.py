@@ -47,11 +47,6 @@ def list_pretrained() -> list[str]:
 def load_pretrained(
     name: str | os.PathLike[str],
     source: str | os.PathLike[str] | None = None,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | pathlib.Path | None = None,
-    local_files_only: bool = False,
     **overrides: Any,
 ) -> nnx.Module:
     """Load a model with trained weights.
@@ -64,14 +59,9 @@ def load_pretrained(
         "gs://bucket/model", as may files; a .safetensors file with the names
         of timm, torchvision or transformers; a .npz file of big_vision; the id of
         such a repository on the Hugging Face hub, e.g. "timm/resnet50.a1_in1k", with
-        "@revision" behind it if need be; a directory with the files of such a
-        repository. Weights may lie in several files, which an index lists. None for
-        what comes with the package, which needs no network.
-      revision: a branch, tag or commit of a repository; None for its main branch.
-      token: for private or gated repositories; None for the token that `hf auth login`
-        stored or HF_TOKEN holds.
-      cache_dir: cache of downloads; None for the hub's default.
-      local_files_only: read repositories from the cache, without a network.
+        "@" and a branch, tag or commit behind it if need be; a directory with the files
+        of such a repository. Weights may lie in several files, which an index lists.
+        None for what comes with the package, which needs no network.
       **overrides: options that replace the saved ones, or the defaults if the source
         holds only weights. With another `out_features`, or if the source has no
         readout, the readout gets new initial values from `rngs`. With another
@@ -101,7 +91,6 @@ def load_pretrained(
     known: str | None = str(name)
     if source is None:
         if name in list_pretrained():
-            _check_revision(revision, name)
             return saving.load(_shipped(str(name)), **overrides)
         is_path = pathlib.Path(name).exists() or hub.is_file_name(name)
         if not (is_path or hub.is_id(name) or remote.is_remote(name)):
@@ -112,8 +101,7 @@ def load_pretrained(
                 f"{', '.join(list_pretrained())}; give a source"
             )
         source, known = name, None
-    options = hub.HubOptions(revision, token, cache_dir, local_files_only)
-    loaded = read_source(known, source, options, **overrides)
+    loaded = read_source(known, source, **overrides)
     if loaded.assumed:
         logger.warning(loaded.assumed)
     return loaded.model
@@ -147,16 +135,14 @@ class _Repository:
 
     Attributes:
       source: the id, the directory, or the file.
-      options: for the hub.
     """
 
     source: str | os.PathLike[str]
-    options: hub.HubOptions
 
     def get(self, name: str) -> pathlib.Path | None:
         """The local path of a file; None if there is none."""
         if hub.is_id(self.source):
-            return hub.download(str(self.source), name, self.options, optional=True)
+            return hub.download(str(self.source), name, optional=True)
         folder = pathlib.Path(self.source)
         if not folder.is_dir():
             # A renamed file may be in a directory with the config of another one.
@@ -185,7 +171,7 @@ class _Repository:
             return [self.get(part) or index.parent / part for part in _parts(index)]
         if hub.is_id(self.source):
             # Raises, because the repository has no supported weights.
-            hub.download(str(self.source), hub.WEIGHTS, self.options)
+            hub.download(str(self.source), hub.WEIGHTS)
         path = path / hub.WEIGHTS if path.is_dir() else path
         if hub.is_file_name(path):
             raise ValueError(f"there is no file {str(path)!r}")
@@ -219,7 +205,6 @@ class _Repository:
 def read_source(
     name: str | None,
     source: str | os.PathLike[str],
-    hub_options: hub.HubOptions | None = None,
     **overrides: Any,
 ) -> Loaded:
     """Read a model from any source; see `load_pretrained`.
@@ -228,7 +213,6 @@ def read_source(
       name: of the model; None to take it from the source.
       source: a directory, a file, the id of a repository, or the name of a model that
         comes with the package.
-      hub_options: for a repository.
       **overrides: options of the model, and `rngs`.
 
     Raises:
@@ -238,8 +222,8 @@ def read_source(
         options_of(name)
     if remote.is_remote(source):
         with _copied(source) as place:
-            return read_source(name, place, hub_options, **overrides)
-    files = _located(source, hub_options)
+            return read_source(name, place, **overrides)
+    files = _located(source)
     if isinstance(files, pathlib.Path):
         return Loaded(saving.load(files, expected=name, **overrides), [], "")
     # Raise for unsupported architectures before downloading weights.
@@ -266,15 +250,12 @@ def read_source(
     return Loaded(model, unused, assumed, foreign.names_of(model, arrays).layout)
 
 
-def read_data_config(
-    source: str | os.PathLike[str], hub_options: hub.HubOptions | None = None
-) -> DataConfig | None:
+def read_data_config(source: str | os.PathLike[str]) -> DataConfig | None:
     """Read the preprocessing of a source, without weights; None if it states none.
 
     Args:
       source: as in `load_pretrained`, or the name of a model that comes with the
         package.
-      hub_options: for a repository.
 
     Raises:
       ValueError: the source cannot be read.
@@ -282,7 +263,7 @@ def read_data_config(
     if remote.is_remote(source):
         with _copied(source) as place:
             return read_data_config(place)
-    files = _located(source, hub_options)
+    files = _located(source)
     if isinstance(files, pathlib.Path):
         return saving.read_config(files).data
     if not hub.is_id(source):
@@ -290,23 +271,18 @@ def read_data_config(
     return files.data()
 
 
-def _located(
-    source: str | os.PathLike[str], options: hub.HubOptions | None
-) -> pathlib.Path | _Repository:
+def _located(source: str | os.PathLike[str]) -> pathlib.Path | _Repository:
     """The directory of a model of `zoo.save`, or the files of another library.
 
     Raises:
       ValueError: the source is a directory without weights that are read.
     """
-    options = options or hub.HubOptions()
-    if not hub.is_id(source):
-        _check_revision(options.revision, source)
-    path = _uploaded(source, options) or pathlib.Path(source)
+    path = _uploaded(source) or pathlib.Path(source)
     if source in list_pretrained() and not path.exists():
         path = _shipped(str(source))
     _check_weights(path)
     ours = path.is_dir() and _is_ours(path)
-    return path if ours else _Repository(source, options)
+    return path if ours else _Repository(source)
 
 
 @contextlib.contextmanager
@@ -320,24 +296,14 @@ def _copied(address: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         raise ValueError(text) from None
 
 
-def _check_revision(revision: str | None, source: str | os.PathLike[str]) -> None:
-    if revision is not None:
-        raise ValueError(
-            f"revision={revision!r} needs a repository on the hub, but "
-            f"{str(source)!r} is not one; leave revision out"
-        )
-
-
-def _uploaded(
-    source: str | os.PathLike[str], options: hub.HubOptions
-) -> pathlib.Path | None:
+def _uploaded(source: str | os.PathLike[str]) -> pathlib.Path | None:
     """Download a repository of files of `zoo.save`; None for other repositories."""
     if not hub.is_id(source):
         return None
-    config = hub.download(str(source), hub.CONFIG, options, optional=True)
+    config = hub.download(str(source), hub.CONFIG, optional=True)
     if config is None or not saving.is_config(_read_json(config)):
         return None
-    weights = hub.download(str(source), saving.WEIGHTS, options)
+    weights = hub.download(str(source), saving.WEIGHTS)
     return None if weights is None else weights.parent
 
 
