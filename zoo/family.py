@@ -5,7 +5,6 @@ whose `build` creates the layers. Sizes, parametrization and dtypes are defined 
 """
 
 import dataclasses
-import functools
 import inspect
 import math
 import numbers
@@ -199,8 +198,7 @@ class Options:
         return 1.0
 
 
-@functools.cache
-def _types(options: Any) -> dict[str, tuple[Any, ...]]:
+def _types(options: type[Options]) -> dict[str, tuple[Any, ...]]:
     """Types of the options that are checked: all but names, dtypes and objects."""
     checked = {}
     for name, hint in typing.get_type_hints(options, include_extras=True).items():

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -37,6 +37,7 @@ from ..weights.sources import Layout
 _BLOCKS = {"basic": ((3, 3), 1), "bottleneck": ((1, 3, 1), 4)}
 # Channels of a deep stem's first two convolutions, as multiples of the width.
 _DEEP = (0.5, 0.5)
+_Parts = Mapping[str, Mapping[str, Any]]
 # The width at which numbers of channels are those of the papers.
 _WIDTH = 64
 
@@ -264,75 +265,46 @@ class ResNet(Staged, options=ResNetOptions):
 
 # --- Names of variants ---
 
-# Blocks of the stages of bottlenecks, by the number in a name.
+# By the number in a name: the block, and the numbers of blocks in the stages.
 _DEPTHS = {
-    14: (1, 1, 1, 1),
-    26: (2, 2, 2, 2),
-    50: (3, 4, 6, 3),
-    101: (3, 4, 23, 3),
-    152: (3, 8, 36, 3),
-    200: (3, 24, 36, 3),
-    269: (3, 30, 48, 8),
+    18: ("basic", (2, 2, 2, 2)),
+    34: ("basic", (3, 4, 6, 3)),
+    14: ("bottleneck", (1, 1, 1, 1)),
+    26: ("bottleneck", (2, 2, 2, 2)),
+    50: ("bottleneck", (3, 4, 6, 3)),
+    101: ("bottleneck", (3, 4, 23, 3)),
+    152: ("bottleneck", (3, 8, 36, 3)),
+    200: ("bottleneck", (3, 24, 36, 3)),
+    269: ("bottleneck", (3, 30, 48, 8)),
 }
-_BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-_NAME = re.compile(
-    r"(?P<se>se)?(?P<kind>wide_resnet|resnext|resnet)"
-    r"(?P<depth>\d+)(?P<stem>[cd]?)(_(?P<groups>\d+)x(?P<width>\d+)d|(?P<wide>_2))?"
-)
-
-
-def variant(name: str) -> dict[str, Any] | None:
-    """The options of a ResNet that timm has under a name; None for another name.
-
-    Examples:
-      >>> variant("seresnext26d_32x4d")["blocks"]
-      (2, 2, 2, 2)
-      >>> variant("resnet50d")["stem"], variant("resnet50d")["shortcut"]
-      ('deep', 'average')
-      >>> variant("ecaresnet50d")
-    """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    kind, depth, stem = match["kind"], int(match["depth"]), match["stem"]
-    grouped = match["groups"] is not None
-    if grouped != (kind == "resnext") or bool(match["wide"]) != (kind[:4] == "wide"):
-        return None
-    options: dict[str, Any] = {"width": _WIDTH, "depth": 1}
-    depths = {**_BASIC, **_DEPTHS}
-    if depth not in depths:
-        return None
-    basic = depth in _BASIC
-    if basic and kind in ("resnext", "wide_resnet"):
-        return None
-    options |= {"block": "basic" if basic else "bottleneck", "blocks": depths[depth]}
-    if grouped:
-        options["groups"] = int(match["groups"])
-        options["width_per_group"] = int(match["width"])
-    if kind == "wide_resnet":
-        options["width_per_group"] = 2 * _WIDTH
-    if stem:
-        options["stem"] = "deep"
-    if stem == "d":
-        options["shortcut"] = "average"
-    if match["se"]:
-        options["squeeze"] = 1 / 16
-    return options
+# Options by the other parts of a name: before the kind, behind the number, at the end.
+_STARTS: _Parts = {"": {}, "se": {"squeeze": 1 / 16}}
+_STEMS: _Parts = {
+    "": {},
+    "c": {"stem": "deep"},
+    "d": {"stem": "deep", "shortcut": "average"},
+}
+_KINDS: Mapping[str, _Parts] = {
+    "resnet": {"": {}},
+    "wide_resnet": {"_2": {"width_per_group": 2 * _WIDTH}},
+    "resnext": {
+        f"_{groups}x{width}d": {"groups": groups, "width_per_group": width}
+        for groups, width in ((64, 4), *((32, n) for n in (4, 8, 16, 32, 48)))
+    },
+}
 
 
 def _timm() -> dict[str, dict[str, Any]]:
     """timm's ResNets, by their names."""
-    kinds = ("resnet", "wide_resnet", "resnext")
-    groups = ("", "_2", "_64x4d", *(f"_32x{n}d" for n in (4, 8, 16, 32, 48)))
-    parts = (
-        ("", "se"),
-        kinds,
-        map(str, {**_BASIC, **_DEPTHS}),
-        ("", *"cd"),
-        groups,
-    )
-    names = map("".join, itertools.product(*parts))
-    return {name: options for name in names if (options := variant(name)) is not None}
+    named = {}
+    for se, kind, depth, stem in itertools.product(_STARTS, _KINDS, _DEPTHS, _STEMS):
+        block, blocks = _DEPTHS[depth]
+        sizes = {"width": _WIDTH, "depth": 1, "block": block, "blocks": blocks}
+        for end, wide in _KINDS[kind].items():
+            if block == "bottleneck" or kind == "resnet":
+                options = {**sizes, **wide, **_STEMS[stem], **_STARTS[se]}
+                named[f"{se}{kind}{depth}{stem}{end}"] = options
+    return named
 
 
 TIMM = _timm()

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+from typing import Any
 
 from ..addresses import public
 from . import files
@@ -69,7 +70,7 @@ def download(
         ) from None
     match = _ID.fullmatch(source)
     assert match is not None, source
-    place = {
+    place: dict[str, Any] = {
         "repo_id": match["id"],
         "filename": filename,
         "revision": match["revision"],
