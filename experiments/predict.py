@@ -1,10 +1,8 @@
 """Classify image files with a trained model."""
 
-import ast
-import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,12 +13,11 @@ from mupax import zoo
 from mupax.zoo.addresses import public
 from mupax.zoo.families.decoder import Decoder
 from mupax.zoo.layers.basic import single
-from mupax.zoo.preprocessing import input_shape, known_data_config
 from mupax.zoo.weights import remote
 
 from .data import normalize
 from .data.augment import Transform
-from .errors import UserError, nearest, visible
+from .errors import UserError, visible
 from .loading import load_model
 
 _REMEDY = (
@@ -48,7 +45,6 @@ def run(
     images: Sequence[str],
     *,
     name: str | None = None,
-    preprocessing: Sequence[str] | None = None,
     top: int = 5,
 ) -> None:
     """Print the likeliest classes of images; see the flags of `mupax predict`.
@@ -65,59 +61,11 @@ def run(
         raise UserError(f"--top={top} must be 1 or more")
     for path in images:  # before a model is loaded
         _open(path).close()
-    given = _options(preprocessing or ())
     loaded = load_model(model, name=name)
-    _prepare(loaded, given)
     for path, rows in zip(images, predict(loaded, images, top=top), strict=True):
         print(visible(public(path)))
         for row in rows:
             print(f"  {row.probability:7.2%}  {visible(row.label)}")
-
-
-_KEYS = ("mean", "std", "size", "interpolation", "crop", "crop_mode")
-
-
-def _options(words: Sequence[str]) -> dict[str, Any]:
-    """The keys of a `zoo.DataConfig` from words such as "crop=0.9"."""
-    options: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or key not in _KEYS:
-            raise UserError(
-                f"--preprocessing={word} must be KEY=VALUE, with one of the keys "
-                f"{', '.join(_KEYS)}{nearest(key, _KEYS)}"
-            )
-        try:
-            options[key] = ast.literal_eval(value)
-        except (SyntaxError, ValueError):
-            options[key] = value
-        if key in ("mean", "std") and not isinstance(options[key], tuple | list):
-            options[key] = (options[key],)
-    return options
-
-
-def _prepare(model: nnx.Module, given: dict[str, Any]) -> None:
-    """Set the preprocessing of an image model; raise a UserError if it is unknown."""
-    known, size = known_data_config(model), input_shape(model)
-    if size is None or (known and not given):
-        return
-    if known is None and not {"mean", "std"} <= set(given):
-        one = "0.485,0.456,0.406", "0.229,0.224,0.225"
-        mean, std = one if size[2] == 3 else (",".join(["0.5"] * size[2]),) * 2
-        raise UserError(
-            "the weights do not state how they expect images; give it, e.g. "
-            f"--preprocessing mean={mean} --preprocessing std={std}"
-            + " (of ImageNet)"
-            * (size[2] == 3)
-        )
-    try:
-        if known is None:
-            config = zoo.DataConfig(**{"size": size, **given})
-        else:
-            config = dataclasses.replace(known, **given)
-        zoo.set_data_config(model, config)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"--preprocessing: {error}") from None
 
 
 def predict(
@@ -167,15 +115,7 @@ def predict(
                 pixels = np.asarray(transform(ImageOps.exif_transpose(image), ()))
             except ValueError as error:
                 raise UserError(f"{path!r} cannot be used: {error}") from None
-        try:
-            likely = np.asarray(probabilities(state, pixels.reshape(1, *config.size)))[
-                0
-            ]
-        except ValueError as error:
-            raise UserError(
-                f"size={config.size} of the preprocessing does not fit the model: "
-                f"{error}"
-            ) from None
+        (likely,) = np.asarray(probabilities(state, pixels.reshape(1, *config.size)))
         labels = config.labels or [f"class {i}" for i in range(len(likely))]
         best = np.argsort(-likely, kind="stable")[:top].tolist()
         out.append([Prediction(labels[i], i, float(likely[i])) for i in best])

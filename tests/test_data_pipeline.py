@@ -205,17 +205,6 @@ def test_augmenting_changes_no_order(photos):
         assert (one["image"] != other["image"]).any()
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_any_number_of_processes_makes_up_the_same_batches(dataset, processes):
-    whole = take(dataset.train(8, 1), 12)
-    parts = [
-        take(dataset.train(8, 1, process_index=r, process_count=processes), 12)
-        for r in range(processes)
-    ]
-    for batch, *shares in zip(whole, *parts, strict=True):
-        assert_same(batch, joined(shares))
-
-
 @pytest.mark.parametrize("steps", [0, 1, 10])
 def test_a_step_is_the_same_by_iterating_and_by_restoring(dataset, steps):
     """10 batches of 8 lie in the second epoch of the streamed dataset."""
@@ -280,24 +269,6 @@ def test_random_numbers_belong_to_the_place_in_the_run(n, processes, rows, seed,
         parts.append(take(part, 1)[0])
     assert_same(whole, joined(parts))
     assert len(np.unique(whole["u"])) == 3 * rows * processes
-
-
-def test_no_two_rows_epochs_processes_or_seeds_are_changed_alike(photos):
-    """One example, seen again and again."""
-    held = data.open_dataset("digits").training_arrays()
-    images = np.repeat(held["image"][:1], 4, axis=0)
-    source = data.sources.Arrays(images, np.zeros(4, np.int32))
-    config = data.augment.unnormalized((8, 8, 1))
-    transform = data.augment.Transform(data.augment.parse(["affine"]), config)
-    load = data.sources.ImageLoad(source, transform, (8, 8, 1))
-    seen = []
-    for seed, rank in itertools.product((0, 1), (0, 1)):
-        hosts, workers = pipeline.Hosts(rank, 2), pipeline.Workers()
-        options = {"draws": transform.draws, "hosts": hosts, "workers": workers}
-        batches = take(pipeline.iterate(4, load, 4, seed, **options), 5)
-        seen += [image.tobytes() for b in batches for image in b["image"]]
-    assert len(seen) == 2 * 2 * 2 * 5
-    assert len(set(seen)) == len(seen)
 
 
 @pytest.mark.long

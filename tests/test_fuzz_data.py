@@ -183,15 +183,6 @@ def test_a_damaged_tokenizer_gives_tokens_of_its_vocabulary_or_a_sentence(
         assert not said or str(tmp_path) in said, (kind, said)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_damaged_text_is_text_or_a_sentence(tmp_path, seed):
-    path = tmp_path / "song.txt"
-    path.write_text("ten green bottles\n" * 50)
-    mutations.mutate(path, random.Random(seed))
-    said = text_outcome(path, "bytes")
-    assert not said or str(path) in said
-
-
 @pytest.mark.parametrize(
     "name",
     [p + n for p in ("", "text:", "images:", "npz:") for n in ("a\0b", "n" * 5000)],

@@ -53,20 +53,6 @@ def picture(tmp_path):
     return path, pixels
 
 
-def test_the_preprocessing_that_the_message_names_can_be_given(saved, picture, capsys):
-    args = ["mupax", "predict", f"--model={saved / 'unknown'}", str(picture[0])]
-    assert cli.main(args) == 2
-    remedy = capsys.readouterr().err.partition("e.g. ")[2].split()[:4]
-    assert cli.main([*args, *remedy]) == 0
-    assert "class 0" in capsys.readouterr().out
-
-
-def test_a_size_that_the_model_does_not_take_is_named(saved, picture, capsys):
-    args = ["--preprocessing", "size=9,9,3", str(picture[0])]
-    assert cli.main(["mupax", "predict", f"--model={saved / 'known'}", *args]) == 2
-    assert "size=(9, 9, 3) of the preprocessing does not" in capsys.readouterr().err
-
-
 def test_the_labels_and_probabilities_of_an_image(saved, picture, capsys):
     path, pixels = picture
     args = ["mupax", "predict", f"--model={saved / 'known'}", "--top=2", str(path)]
@@ -150,7 +136,7 @@ def test_more_than_a_thousand_images_are_taken(saved, picture, capsys):
         ("known", "large.png", "exceeds limit"),
         ("known", None, "no image is given"),
         ("nowhere/at/all", "image.png", "there is no model"),
-        ("unknown", "image.png", "give it, e.g. --preprocessing mean"),
+        ("unknown", "image.png", "zoo.set_data_config"),
         ("text.jpg", "image.png", "text.jpg"),
         ("", "image.png", "--model is missing"),
     ],

@@ -327,10 +327,7 @@ def test_images_are_prepared_as_by_the_library_of_the_weights(case):
     for height, width in [*sides, *random.integers(1, 200, (8, 2)).tolist()]:
         image = Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
         ours = np.asarray(transform(image, ())).astype(int)
-        off = np.abs(ours - np.asarray(prepare(image)))
-        if off.any():  # of very long images, only the part that is kept is resized
-            assert max(height, width) > 100 * min(height, width)
-            assert np.quantile(off, 0.9) <= 1
+        np.testing.assert_array_equal(ours, np.asarray(prepare(image)))
 
 
 @pytest.mark.parametrize(("cut", "edge"), [(224, 256), (224, 257), (518, 519), (7, 90)])

@@ -7,9 +7,6 @@ import json
 import multiprocessing
 import pathlib
 import re
-import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures.process import BrokenProcessPool
 
@@ -199,32 +196,6 @@ def test_a_run_that_cannot_fit_is_refused_in_one_sentence(data, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 1000.0)
     with pytest.raises(UserError, match=r"does not fit into memory.*memory_share"):
         engine.run(sweep_toys.task(log2_lr=(-9.0,), seeds=1), data)
-
-
-SLOW = """
-import sys, time
-from mupax.experiments import cli
-from mupax.experiments.cli.command import COMMANDS
-COMMANDS["sweep"] = lambda argv: print("begun", flush=True) or time.sleep(600)
-cli.main(["mupax", "sweep"])
-"""
-
-
-def test_sigterm_ends_a_sweep_with_a_sentence_that_says_how_to_resume():
-    child = subprocess.Popen(
-        [sys.executable, "-c", SLOW],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout.readline() == "begun\n"
-    child.send_signal(signal.SIGTERM)
-    _, said = child.communicate()
-    assert child.returncode == 143
-    assert said.splitlines()[-1] == (
-        "mupax: stopped by SIGTERM; finished runs are kept, and the same command "
-        "resumes from them"
-    )
 
 
 def test_a_full_disk_is_told_with_the_file_and_how_to_resume(tmp_path, monkeypatch):

@@ -65,12 +65,6 @@ def test_pairs_of_images_are_mixed_within_a_part_of_the_batch():
         small(batch_size=6, accumulate=2, mixup=0.2)
 
 
-def test_a_batch_beyond_the_critical_size_is_an_error():
-    assert small(batch_size=32, critical_batch_size=32).batch_size == 32
-    with pytest.raises(UserError, match="above critical_batch_size=16"):
-        small(batch_size=32, critical_batch_size=16)
-
-
 def test_a_target_follows_the_batch_size_and_if_asked_the_length():
     wanted = ("batch_size=16", "target.batch_size=32", "target.steps=120")
     config = transfer.parse(toy("transfer", *wanted))

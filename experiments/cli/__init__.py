@@ -70,12 +70,7 @@ def _run(name: str, argv: list[str]) -> int:
     if {"--help", "-h"} & set(argv[1:]):
         print(COMMANDS[name].help(name))
         return 0
-    if name not in ("sweep", "transfer"):
-        return COMMANDS[name](argv)
-    from ..run.stopping import ended_by_sigterm
-
-    with ended_by_sigterm():
-        return COMMANDS[name](argv)
+    return COMMANDS[name](argv)
 
 
 def _refuse(sentence: str) -> int:

@@ -212,25 +212,13 @@ def convert(given: Parsed) -> None:
         required=True,
     ),
     *OF_WEIGHTS,
-    Flag(
-        "preprocessing",
-        None,
-        "KEY=VALUE: how the model expects images; may be repeated. Replaces what the "
-        "weights state, and is needed where they state nothing: mean and std of each "
-        "channel, for pixels from 0 to 1; also size, interpolation, crop and crop_mode "
-        "of zoo.DataConfig",
-        kind=list,
-    ),
     Flag("top", 5, "number of classes to print; default: 5"),
     config=False,
     words=sys.maxsize,
     arguments="  IMAGE ...        image files",
     examples="""\
   mupax predict --model runs/cifar10_vit image.jpg
-  mupax predict --model timm/resnet50.a1_in1k --top 3 one.jpg two.png
-  mupax predict --model weights.safetensors --name resnet50 \\
-      --preprocessing mean=0.485,0.456,0.406 \\
-      --preprocessing std=0.229,0.224,0.225 image.jpg""",
+  mupax predict --model timm/resnet50.a1_in1k --top 3 one.jpg two.png""",
 )
 def predict(given: Parsed) -> None:
     """Print the likeliest classes of image files."""

@@ -4,8 +4,9 @@ An operation is a pure function of an image and of `draws` uniform random number
 Grain's `random_map` draws them for each example from the seed and the example's place
 in the run, so that they do not depend on processes and restarts. Pixels are 0..255.
 
-No maintained library fits: dm-pix has had no release since 2024, albumentations is no
-longer maintained under a free licence, and torchvision and Keras need their frameworks.
+No maintained library fits: dm-pix has neither RandAugment nor crops of images of
+different sizes, albumentations is no longer maintained under a free licence, and
+torchvision and Keras need their frameworks.
 """
 
 import abc
@@ -31,9 +32,6 @@ FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-
-# Up to so many times the pixels of the result are resized before they are cropped.
-_MOST_RESIZED = 64
 
 
 class Operation(abc.ABC):
@@ -499,14 +497,7 @@ class Transform:
             canvas.paste(image.resize((wide, high), self._filter), (-left, -upper))
             return canvas
         box = (left, upper, left + width, upper + height)
-        if wide * high <= _MOST_RESIZED * width * height:
-            return image.resize((wide, high), self._filter).crop(box)
-        # Of a very long image only the part that is kept is computed. Pillow may swap
-        # the order of rows and columns, whose results are clipped to 0..255 in between.
-        x, y = image.width / wide, image.height / high
-        right, lower = min(box[2] * x, image.width), min(box[3] * y, image.height)
-        kept = left * x, upper * y, right, lower
-        return image.resize((width, height), self._filter, box=kept)
+        return image.resize((wide, high), self._filter).crop(box)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         """The (width, height) to which an image is resized before it is cropped."""

@@ -122,8 +122,6 @@ class RunConfig:
     # length follow docs/rules.md, section 8; None: no rule.
     base_batch_size: int | None = _key(int, optional(whole()))
     base_examples: int | None = _key(int, optional(whole()))
-    # A larger batch_size is an error; None: no limit.
-    critical_batch_size: int | None = _key(int, optional(whole()), result=False)
     # By default "depth_mup" for residual branches of one layer, else "completep".
     parametrization: Component = _key({"name": str}, component)
     # Factor of the initial values of weights that have a fan-in.
@@ -379,12 +377,6 @@ def _check_together(config: RunConfig) -> None:
         raise UserError(
             "mixup and cutmix mix pairs of images, so batch_size / accumulate must be "
             f"even; it is {rows}"
-        )
-    critical = config.critical_batch_size
-    if critical is not None and config.batch_size > critical:
-        raise UserError(
-            f"batch_size={config.batch_size} is above critical_batch_size={critical}, "
-            "where learning rates follow no known rule; use a smaller batch_size"
         )
     for name in ("wandb", "mlflow"):
         wanted = getattr(config, name)

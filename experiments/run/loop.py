@@ -98,7 +98,6 @@ class _Progress:
 
     losses: list[float] = dataclasses.field(default_factory=list)  # since the last log
     seconds: float = 0.0
-    lines: int | None = None  # in the log so far
 
 
 # A step, its loss and norms, and the sums of an evaluation after it; all on the device.
@@ -181,7 +180,7 @@ def train(
                 logging.info("Resuming from step %d in %s.", done, workdir)
             first = jax.process_index() == 0
             if first:
-                records = Records(workdir, done, trackers(), count=progress.lines)
+                records = Records(workdir, done, trackers())
             known = collectives.broadcast(records.lines if first else None)
             if not first:
                 records = Records(workdir, done, known=known)
@@ -344,7 +343,6 @@ class _Loop:
 
     def _save(self, step: int, state: State, score: float | None) -> None:
         self.progress.seconds = time.perf_counter() - self.clock
-        self.progress.lines = len(self.records.lines)
         self.records.sync()
         progress = {
             "examples": self.feed.get_state(),

@@ -30,7 +30,6 @@ class Records:
       folder: the run directory.
       upto: step that the run resumes from; 0 for a fresh start.
       trackers: receive every line too.
-      count: number of lines up to the checkpoint, if known.
       known: the lines that another process has read. No file is written.
 
     Raises:
@@ -42,7 +41,6 @@ class Records:
         folder: pathlib.Path,
         upto: int,
         trackers: tuple[Tracker, ...] = (),
-        count: int | None = None,
         known: Sequence[dict[str, Any]] | None = None,
     ):
         self._path = folder / NAME
@@ -53,14 +51,6 @@ class Records:
             return
         with self._usable():
             self.lines = [line for line in read(folder) if line["step"] <= upto]
-            if count is not None and len(self.lines) < count:
-                logging.warning(
-                    "%s lacks %d of the %d lines up to step %d; training resumes.",
-                    self._path,
-                    count - len(self.lines),
-                    count,
-                    upto,
-                )
             text = "".join(map(_text, self.lines))
             if not self._path.exists() or self._path.read_bytes() != text.encode():
                 io.write_durably(self._path, text)
