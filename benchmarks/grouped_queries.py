@@ -51,9 +51,7 @@ def runs(tokens: jax.Array, repeats: int) -> np.ndarray:
             make(rngs=nnx.Rngs(jax.random.key(seed))), nnx.Param, ...
         )
         groups = {"attention/(key|value)": {"learning_rate": factor}}
-        tx = optim.adam(
-            optim.scale_schedule(rate, peak), optim.for_modules(own, groups)
-        )
+        tx = optim.adam(lambda step: rate * peak(step), optim.for_modules(own, groups))
 
         def loss(params: nnx.State, rows: jax.Array) -> jax.Array:
             logits = nnx.merge(graph, params, rest)(rows[:, :-1])

@@ -23,7 +23,6 @@ from .apply.optimizers import (
 from .apply.transforms import (
     normalize_gradients,
     scale_by_parametrization,
-    scale_schedule,
 )
 from .check.chain_check import ChainCheck, chain, check_chain
 from .check.coord_check import coord_check
@@ -88,7 +87,6 @@ __all__ = [
     "parametrization",
     "rescale_init",
     "scale_by_parametrization",
-    "scale_schedule",
     "schedule_free",
     "scion",
     "sgd",

@@ -41,8 +41,8 @@ _REMEDIES = {
     "make_optimizer": (
         "Use the hyperparameter in arithmetic only. An Optax schedule that compares "
         "its learning rate with 0 is written for a peak of 1: "
-        "optim.scale_schedule(learning_rate, optax.warmup_cosine_decay_schedule(0.0, "
-        "1.0, warmup_steps, decay_steps))."
+        "lambda step: learning_rate * optax.warmup_cosine_decay_schedule(0.0, 1.0, "
+        "warmup_steps, decay_steps)(step)."
     ),
     "loss": "Use jnp.where in place of a Python branch on values of the batch.",
 }

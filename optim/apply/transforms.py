@@ -1,7 +1,7 @@
 """Stateless Optax transforms that multiply each leaf by one factor."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -256,51 +256,6 @@ def missing_multipliers(scales: Scales) -> str | None:
         f"pass{more}: call the model with optim.apply_multipliers(params, scales)"
         f"{other}"
     )
-
-
-def scale_schedule(
-    learning_rate: Any, schedule: optax.Schedule
-) -> Callable[[Any], Any]:
-    """Multiply a schedule of peak 1 by a learning rate, which may be a traced value.
-
-    Some Optax schedules, e.g. `optax.warmup_cosine_decay_schedule`, branch on the
-    value of their peak. They fail with `TracerBoolConversionError` if it is a traced
-    value, e.g. in a sweep under `jax.vmap`.
-
-    Args:
-      learning_rate: the peak; a number or a traced value.
-      schedule: a schedule with a peak of 1. Its other values are relative to the peak.
-
-    Returns:
-      A schedule: learning_rate times schedule(step).
-
-    Raises:
-      ValueError: `schedule` is not callable, or its largest value is below 0.1.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> from mupax import optim
-      >>> unit = optax.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100)
-      >>> jax.vmap(lambda rate: optim.scale_schedule(rate, unit)(10))(
-      ...     jnp.array([0.5, 2.0]))
-      Array([0.5, 2. ], dtype=float32)
-    """
-    if not callable(schedule):
-        raise ValueError(
-            f"schedule={schedule!r} must be a function of the step; the learning rate "
-            "comes first: optim.scale_schedule(1e-3, schedule)"
-        )
-    steps = (0, *(2**i for i in range(24)))
-    with jax.ensure_compile_time_eval():  # not in a program that is being traced
-        values = [schedule(jnp.asarray(step, jnp.int32)) for step in steps]
-    if not any(isinstance(x, jax.core.Tracer) for x in values):
-        peak = max(map(float, values))
-        if peak < 0.1:
-            raise ValueError(
-                f"the schedule's largest value is {peak:.3g}, and it must have a peak "
-                "of 1: scale_schedule multiplies it by the learning rate"
-            )
-    return lambda step: learning_rate * schedule(step)
 
 
 def resolve(scales: Scales) -> Parametrization:
