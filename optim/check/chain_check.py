@@ -20,6 +20,7 @@ import optax
 from ..apply.chain_warning import ChainWarning
 from ..apply.transforms import resolve
 from ..rules.multipliers import multipliers
+from ..rules.roles import ParamScale
 from ..rules.traced import Traced
 from ..scales.paths import flatten
 from ..scales.probe import mode
@@ -152,15 +153,11 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
     tree = dict.fromkeys(scales, 0.0) if params is None else params
     held = [scales[path] for path, _ in flatten(tree) if path in scales]
     fused = {s.path: s for s in held if s.segments and point.scaled}
-    parts = {
-        name: part
-        for s in held
-        for name, part in zip(
-            s.labels if s.path in fused else [s.path],
-            s.parts if s.path in fused else [s],
-            strict=True,
-        )
-    }
+    parts: dict[str, ParamScale] = {}
+    for s in held:
+        split = s.path in fused
+        names, each = (s.labels, s.parts) if split else ((s.path,), (s,))
+        parts |= zip(names, each, strict=True)
     rules = {name: multipliers(part, point) for name, part in parts.items()}
     if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
         raise traced()
