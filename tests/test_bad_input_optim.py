@@ -459,11 +459,6 @@ def test_hyperparameters_that_may_not_be_none(alias):
         ({"axes": "head"}, ("axes='head'", "{regular expression:")),
         ({"axes": [("head", "i -> o")]}, ("axes=[", "must be {")),
         ({"fractional": "no"}, ("fractional='no'", "True or False")),
-        (
-            {"batch": (1, 2), "critical_batch": "x"},
-            ("critical_batch='x'", "positive number"),
-        ),
-        ({"batch": (1, 2), "critical_batch": -1}, ("critical_batch=-1",)),
     ],
     ids=str,
 )

@@ -393,8 +393,6 @@ def test_explain_says_where_the_rule_leaves_its_range():
         ({"batch": (64, 0)}, "two positive numbers"),
         ({"batch": 64}, r"pair \(base, target\)"),
         ({"examples": (1, float("nan"))}, "two positive numbers"),
-        ({"batch": (64, 4096), "critical_batch": 1024}, "beyond the critical"),
-        ({"critical_batch": 1024}, "critical_batch needs batch"),
     ],
 )
 def test_a_mistake_is_one_sentence(training, words):

@@ -235,7 +235,6 @@ def scales(
     *,
     batch: tuple[float, float] | None = None,
     examples: tuple[float, float] | None = None,
-    critical_batch: float | None = None,
 ) -> optim.Scales:
     """Return the role and growth ratios of every parameter of a zoo model.
 
@@ -247,7 +246,6 @@ def scales(
       batch: (base, target) batch size in examples; None if they are equal.
       examples: (base, target) number of examples of the whole training; None if they
         are equal. See `optim.TrainingScale` for the rules.
-      critical_batch: the critical batch size of the task, if known.
 
     Returns:
       `optim.Scales`, for the paths of `nnx.state(model, nnx.Param)`.
@@ -300,9 +298,7 @@ def scales(
             metadata.get("stacked", 0),
         )
     known = optim.Scales(by_path, plan.parametrization)
-    return known.for_training(
-        batch=batch, examples=examples, critical_batch=critical_batch
-    )
+    return known.for_training(batch=batch, examples=examples)
 
 
 def axis_names(model: nnx.Module) -> dict[str, tuple[str, ...]]:

@@ -30,7 +30,6 @@ def infer_scales(
     fractional: bool = False,
     batch: tuple[float, float] | None = None,
     examples: tuple[float, float] | None = None,
-    critical_batch: float | None = None,
 ) -> Scales:
     """Find the role and growth ratios of every parameter by comparing two models.
 
@@ -73,8 +72,6 @@ def infer_scales(
       batch: (base, target) batch size in examples; None if they are equal.
       examples: (base, target) number of examples of the whole training, i.e. batch
         size times steps; None if they are equal. See `TrainingScale` for the rules.
-      critical_batch: the critical batch size of the task, if known. A larger target
-        batch raises an error.
 
     Returns:
       `Scales`, a mapping from path to `ParamScale`, with the parametrization.
@@ -113,7 +110,7 @@ def infer_scales(
         raise ValueError(f"fractional={fractional!r} must be True or False")
     given = declared(axes)
     point = None if parametrization is None else named(parametrization)
-    training = training_scale(batch, examples, critical_batch=critical_batch)
+    training = training_scale(batch, examples)
     if inputs is None:
         if call is not None:
             raise ValueError(

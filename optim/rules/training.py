@@ -191,7 +191,6 @@ def training_scale(
     batch: tuple[float, float] | None = None,
     examples: tuple[float, float] | None = None,
     *,
-    critical_batch: float | None = None,
     length_exponent: float = 0.5,
 ) -> TrainingScale:
     """Compute the ratios of batch size and training length, target over base.
@@ -200,29 +199,20 @@ def training_scale(
       batch: (base, target) batch size in examples; None if they are equal.
       examples: (base, target) number of examples of the whole training, i.e. batch size
         times steps; None if they are equal.
-      critical_batch: the critical batch size of the task in examples, if known.
       length_exponent: see `TrainingScale`.
 
     Returns:
       A `TrainingScale`.
 
     Raises:
-      ValueError: an argument is not a pair of positive numbers; or the target's batch
-        is beyond the critical size, where the rules do not hold.
+      ValueError: an argument is not a pair of positive numbers.
 
     Examples:
       >>> training_scale(batch=(64, 256), examples=(1e6, 16e6)).kappa
       0.25
-      >>> training_scale(batch=(64, 4096), critical_batch=1024)
-      Traceback (most recent call last):
-      ...
-      ValueError: the target's batch size 4096 is beyond the critical batch size 1024, \
-where gradients are no longer mostly noise and no rule is known; use at most 1024
 
-    Source: McCandlish et al. 2018 (arXiv:1812.06162) (critical batch size).
+    Source: see `TrainingScale`.
     """
-    if critical_batch is not None and not _is_positive(critical_batch):
-        raise ValueError(f"critical_batch={critical_batch!r} must be a positive number")
     ratios = {}
     for name, pair in (("batch", batch), ("examples", examples)):
         if pair is None:
@@ -237,19 +227,4 @@ where gradients are no longer mostly noise and no rule is known; use at most 102
             if not (math.isfinite(size) and size > 0):
                 raise ValueError(f"{name}={pair!r} must hold two positive numbers")
         ratios[name] = target / base
-        if name == "batch" and critical_batch is not None and target > critical_batch:
-            raise ValueError(
-                f"the target's batch size {target:g} is beyond the critical batch size "
-                f"{critical_batch:g}, where gradients are no longer mostly noise and "
-                f"no rule is known; use at most {critical_batch:g}"
-            )
-    if critical_batch is not None and batch is None:
-        raise ValueError("critical_batch needs batch=(base, target)")
     return TrainingScale(**ratios, length_exponent=length_exponent)
-
-
-def _is_positive(value: Any) -> bool:
-    try:
-        return float(value) > 0 and not isinstance(value, str)
-    except (TypeError, ValueError):
-        return False

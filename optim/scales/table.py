@@ -99,7 +99,6 @@ class Scales(Mapping[str, ParamScale]):
         *,
         batch: tuple[float, float] | None = None,
         examples: tuple[float, float] | None = None,
-        critical_batch: float | None = None,
         length_exponent: float = 0.5,
     ) -> "Scales":
         """Copy the scales, for a target with another batch size or training length.
@@ -108,7 +107,6 @@ class Scales(Mapping[str, ParamScale]):
           batch: (base, target) batch size in examples; None if they are equal.
           examples: (base, target) number of examples of the whole training, i.e. batch
             size times steps; None if they are equal.
-          critical_batch: the critical batch size of the task, if known.
           length_exponent: learning rates of all optimizers but SGD fall with the number
             of examples to the power of it; see `TrainingScale`.
 
@@ -137,12 +135,7 @@ class Scales(Mapping[str, ParamScale]):
                 "for_training, infer_scales or zoo.scales; pass batch and examples in "
                 "one call"
             )
-        ratios = training_scale(
-            batch,
-            examples,
-            critical_batch=critical_batch,
-            length_exponent=length_exponent,
-        )
+        ratios = training_scale(batch, examples, length_exponent=length_exponent)
         scales = {p: s.with_all(training=ratios) for p, s in self.items()}
         return self.replaced(scales=scales)
 
