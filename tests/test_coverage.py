@@ -107,16 +107,6 @@ def resampled(key, count, trials, step, start=0):
     return held, verdicts
 
 
-def check_resampled(key, count, trials, step):
-    held, verdicts = resampled(key, count, trials, step)
-    print(key, count, step, {k: v / trials for k, v in held.items()})
-    assert least(held["shift"], trials, SHIFT)
-    assert least(held["upper"], trials, 0.88 if (key, step) == ("sp", 2) else 0.95)
-    assert least(held["lower"], trials, 0.95)
-    wrong = {"depth_mup": Verdict.COSTS, "sp": Verdict.TRANSFERS}[key]
-    assert verdicts.count(wrong) <= 0.05 * trials
-
-
 # The interval of the shift is meant to hold 90 %. With few seeds of a noisy optimum the
 # bootstrap is too narrow. The upper bound of the regret is meant to hold 95 %. On an
 # octave grid of SP the error of the grid is larger than assumed, because the loss jumps
@@ -124,18 +114,24 @@ def check_resampled(key, count, trials, step):
 SHIFT = 0.83
 
 
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("key", ["depth_mup", "sp"])
-def test_few_real_seeds_hold_what_sixteen_say(key, step):
-    check_resampled(key, 3, 150, step)
+def also_long(short, *more):
+    """One case in every run of the tests, the others in the long ones."""
+    return [short, *(pytest.param(*one, marks=pytest.mark.long) for one in more)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("count", [2, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("count", "trials"), also_long((3, 150), *((n, 400) for n in (2, 3, 4, 6)))
+)
 @pytest.mark.parametrize("key", ["depth_mup", "sp"])
-def test_few_real_seeds_hold_what_sixteen_say_long(key, count, step):
-    check_resampled(key, count, 400, step)
+def test_few_real_seeds_hold_what_sixteen_say(key, count, trials, step):
+    held, verdicts = resampled(key, count, trials, step)
+    print(key, count, step, {k: v / trials for k, v in held.items()})
+    assert least(held["shift"], trials, SHIFT)
+    assert least(held["upper"], trials, 0.88 if (key, step) == ("sp", 2) else 0.95)
+    assert least(held["lower"], trials, 0.95)
+    wrong = {"depth_mup": Verdict.COSTS, "sp": Verdict.TRANSFERS}[key]
+    assert verdicts.count(wrong) <= 0.05 * trials
 
 
 def test_sixteen_seeds_tell_depth_mup_from_sp():
@@ -227,7 +223,12 @@ CASES = {
 }
 
 
-def check_simulated(case, seeds, alike, trials):
+@pytest.mark.parametrize(
+    ("seeds", "alike", "trials"),
+    also_long((3, 0.9, 100), *((n, a, 400) for n in (2, 4) for a in (0.0, 0.8, 0.98))),
+)
+@pytest.mark.parametrize("case", CASES)
+def test_intervals_hold_the_truth(case, seeds, alike, trials):
     given = {"noise": 0.01, "level": 0.02, "alike": alike} | CASES[case]
     held = {"shift": 0, "upper": 0, "lower": 0}
     for start in range(trials):
@@ -250,25 +251,14 @@ def check_simulated(case, seeds, alike, trials):
         assert least(held["shift"], trials, 0.75 if case == FINE else 0.90)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_intervals_hold_the_truth(case):
-    check_simulated(case, seeds=3, alike=0.9, trials=100)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("alike", [0.0, 0.8, 0.98])
-@pytest.mark.parametrize("seeds", [2, 4])
-@pytest.mark.parametrize("case", CASES)
-def test_intervals_hold_the_truth_long(case, seeds, alike):
-    check_simulated(case, seeds, alike, trials=400)
-
-
-def check_common(seeds, alike, trials):
+@pytest.mark.parametrize("alike", [0.0, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("seeds", [2, 3, 4, 6])
+def test_a_value_chosen_with_the_same_seeds_is_not_favoured(seeds, alike):
     """A smooth noise, alike between sizes whose true curves are the same.
 
     A seed adds a slope to the log loss, which moves the optima of all sizes together.
     """
-    held, grid = 0, np.arange(-5.0, 6.0)
+    held, trials, grid = 0, 400, np.arange(-5.0, 6.0)
     for start in range(trials):
         rng = np.random.default_rng(start)
         x = grid + rng.uniform(-0.5, 0.5)
@@ -285,13 +275,16 @@ def check_common(seeds, alike, trials):
     assert least(held, trials, 0.95)
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.5, 0.8, 0.95])
-@pytest.mark.parametrize("seeds", [2, 3, 4, 6])
-def test_a_value_chosen_with_the_same_seeds_is_not_favoured(seeds, alike):
-    check_common(seeds, alike, 400)
-
-
-def check_unequal_regret(seeds, times, trials):
+@pytest.mark.parametrize(
+    ("seeds", "times", "trials"),
+    [
+        (4, 2, 300),
+        *also_long(
+            (3, 4, 300), *((n, k, 1500) for n, k in ((2, 4), (2, 10), (3, 10), (6, 4)))
+        ),
+    ],
+)
+def test_regrets_of_noisier_sizes_hold_what_the_docs_say(seeds, times, trials):
     """The same for the bounds of a regret."""
     rng, grid, held = np.random.default_rng(0), np.arange(-10.0, -3.0), [0, 0]
     for _ in range(trials):
@@ -305,14 +298,3 @@ def check_unequal_regret(seeds, times, trials):
     print("regrets of unequal noise", seeds, times, *(n / trials for n in held))
     assert least(held[0], trials, 0.93)
     assert least(held[1], trials, 0.94)
-
-
-@pytest.mark.parametrize(("seeds", "times"), [(3, 4), (4, 2)])
-def test_regrets_of_noisier_sizes_hold_what_the_docs_say(seeds, times):
-    check_unequal_regret(seeds, times, 300)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("seeds", "times"), [(2, 4), (2, 10), (3, 10), (6, 4)])
-def test_regrets_of_noisier_sizes_hold_what_the_docs_say_long(seeds, times):
-    check_unequal_regret(seeds, times, 1500)

@@ -7,7 +7,6 @@ import os
 import re
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -48,11 +47,6 @@ def made(population=None, **changes):
     """A whole transfer."""
     command = "mupax transfer --config digits_resmlp --workdir runs/demo"
     return swept(population, **{"trained": trained(), "command": command} | changes)
-
-
-def dead(population):
-    lost = np.full_like(population.loss, np.nan)
-    return dataclasses.replace(population, loss=lost, curves=population.curves * np.nan)
 
 
 @pytest.fixture(scope="module")
@@ -113,27 +107,6 @@ def test_the_page_has_its_sections_alternatives_and_command(report):
     assert "mupax transfer --config digits_resmlp --workdir runs/demo" in reader.text
     for said in ("97.2%", "sweep.depths", "runs/demo/target/600", *LABELS.values()):
         assert said in reader.text
-
-
-def test_headline_table_and_figures_give_one_verdict():
-    """There is one definition: the same runs cannot transfer in one place only."""
-    cases = ((0.0, Verdict.TRANSFERS), (-0.75, Verdict.COSTS))
-    for shift, wanted in cases:
-        data = made(populations({"sp": -1.0, "depth_mup": shift}, seeds=8, noise=0.01))
-        mine = data.verdicts["learning_rate"]["depth_mup"]["depth"]
-        assert mine["verdict"] is wanted
-        said = {
-            Verdict.TRANSFERS: "transfers across",
-            Verdict.COSTS: "does not transfer across depth",
-        }[wanted]
-        assert said in sentences.headline(data)
-        assert said in sentences.title(data, "learning_rate", "depth")
-        (conclusion,) = [
-            t for t in data.transfers if (t.key, t.axis) == ("depth_mup", "depth")
-        ]
-        assert conclusion.verdict is wanted
-        assert conclusion.words in printed(data, width=300)
-        assert conclusion.words in text_of(data)
 
 
 @pytest.mark.parametrize("accuracy", [None, math.nan, 0.5])

@@ -85,14 +85,6 @@ def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
     np.testing.assert_allclose(lane, losses, rtol=2e-5)
 
 
-@pytest.mark.long
-def test_sweep_runs_on_text(song, tmp_path):
-    found = sweep.run(config(song), str(tmp_path / "run"), ["mupax", "sweep"])
-    shapes = [(p.width, p.depth) for p in found.populations]
-    assert shapes == [(8, 1), (8, 2), (16, 1)]
-    assert all(np.isfinite(p.loss).all() for p in found.populations)
-
-
 def test_a_finished_sweep_builds_and_draws_nothing(song, tmp_path, monkeypatch, caplog):
     described = config(song, modules={"tables": {"pattern": "role:input"}})
     described.sweep.base_axes = ConfigDict({"tables/learning_rate": (1.0, 2.0)})

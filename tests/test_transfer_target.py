@@ -95,29 +95,6 @@ def test_factors_of_groups_are_tuned_at_the_base_and_kept(config, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("c.sweep.base_axes.nothing = (1.0,)", "sweep.base_axes has 'nothing'"),
-        ("c.sweep.base_axes.b1 = (0.9,)", "tunes factors of groups"),
-        (
-            "c.sweep.axes['hidden/learning_rate'] = (1.0,); "
-            "c.sweep.base_axes['hidden/learning_rate'] = (1.0,)",
-            "at every size",
-        ),
-    ],
-)
-def test_axes_of_the_base_that_cannot_be_tuned_are_one_sentence(
-    change, message, tmp_path
-):
-    path = tmp_path / "changed.py"
-    path.write_text(
-        TOY.read_text().replace("    return c", f"    {change}\n    return c")
-    )
-    with pytest.raises(UserError, match=message):
-        space.parse_sweep(flags.parse(["sweep", f"--config={path}"]).config)
-
-
 @pytest.fixture(scope="module")
 def target(config, best) -> RunConfig:
     return tuned(config.target, best)
@@ -197,18 +174,47 @@ def test_a_fit_smooths_the_labels_that_it_learns_from(tmp_path):
     assert losses[-1] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_choices_are_refused_in_one_sentence(capsys, tmp_path, config):
-    path = tmp_path / "chosen.py"
-    path.write_text(
-        TOY.read_text().replace(
-            "    return c",
-            "    c.sweep.choices = (('batch_size', (16, 32)),)\n    return c",
-        )
-    )
-    run = tmp_path / "run"
-    assert cli.main(["mupax", "transfer", f"--config={path}", f"--workdir={run}"]) == 2
-    assert "sweep.choices must be empty" in capsys.readouterr().err
+BASE = "c.sweep.base_axes"
+CHOICES = "c.sweep.choices"
+MISTAKES = {
+    f"{BASE}.nothing = (1.0,)": "sweep.base_axes has 'nothing'",
+    f"{BASE}.b1 = (0.9,)": "tunes factors of groups",
+    f"c.sweep.axes['hidden/learning_rate'] = {BASE}['hidden/learning_rate'] = (1.0,)": (
+        "at every size"
+    ),
+    f"{CHOICES} = (('model.width', (8, 16)),)": "sizes go into sweep.widths",
+    f"c.sweep.axes.b1 = (0.8, 0.9); {CHOICES} = (('optimizer.b1', (0.8, 0.9)),)": (
+        "sweep.axes has 'b1'; leave one"
+    ),
+    f"c.accumulate = 4; {CHOICES} = (('batch_size', (64, 30)),)": (
+        "30 does not divide into 4 parts"
+    ),
+    f"{CHOICES} = (('batch_size', (64, 100_000)),)": (
+        "is more than the 20000 training examples"
+    ),
+}
+
+
+def changed(change, tmp_path):
+    """The toy config with a change, in a file."""
+    path = tmp_path / "changed.py"
+    code = TOY.read_text().replace("    return c", f"    {change}\n    return c")
+    path.write_text(code)
+    return path
+
+
+@pytest.mark.parametrize("change", MISTAKES)
+def test_what_cannot_be_swept_is_one_sentence_before_any_run(change, capsys, tmp_path):
+    path, run = changed(change, tmp_path), tmp_path / "run"
+    assert cli.main(["mupax", "sweep", f"--config={path}", f"--workdir={run}"]) == 2
+    assert MISTAKES[change] in capsys.readouterr().err
     assert not run.exists()
+
+
+def test_a_transfer_has_no_choices(tmp_path):
+    path = changed(f"{CHOICES} = (('batch_size', (16, 32)),)", tmp_path)
+    with pytest.raises(UserError, match=r"sweep\.choices must be empty"):
+        transfer.parse(flags.parse(["transfer", f"--config={path}"]).config)
 
 
 def test_without_a_target_there_is_nothing_to_transfer_to(capsys):
@@ -282,29 +288,6 @@ def test_an_open_dataset_is_shared_by_the_runs_of_a_process(config, tmp_path):
     assert open_dataset(base) is open_dataset(base.sized(8, 8))
 
 
-@pytest.mark.parametrize(
-    ("choices", "said"),
-    [
-        ("('model.width', (8, 16))", "sizes go into sweep.widths"),
-        ("('optimizer.b1', (0.8, 0.9))", "sweep.axes has 'b1'; leave one"),
-    ],
-)
-def test_choices_that_an_axis_or_a_size_would_replace_are_refused(
-    choices, said, capsys, tmp_path
-):
-    path = tmp_path / "chosen.py"
-    path.write_text(
-        TOY.read_text().replace(
-            "    return c",
-            "    c.sweep.axes.b1 = (0.8, 0.9)\n"
-            f"    c.sweep.choices = ({choices},)\n    return c",
-        )
-    )
-    words = ["mupax", "sweep", f"--config={path}", f"--workdir={tmp_path}/run"]
-    assert cli.main(words) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_another_model_than_the_tuned_one_is_refused(config, best, tmp_path):
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({"transfer": transfer_record(config.base, best)}))
@@ -327,27 +310,6 @@ def test_another_schedule_than_the_tuned_one_is_refused(config, best, tmp_path):
     said = f"tuned with schedule.name='{name}', and here it is '{other}'"
     with pytest.raises(UserError, match=said):
         parse(given)
-
-
-@pytest.mark.parametrize(
-    ("choices", "said"),
-    [
-        ("('batch_size', (64, 30))", "30 does not divide into 4 parts"),
-        ("('batch_size', (64, 100_000))", "is more than the 20000 training examples"),
-    ],
-)
-def test_every_choice_is_checked_before_any_run(choices, said, capsys, tmp_path):
-    path = tmp_path / "chosen.py"
-    path.write_text(
-        TOY.read_text().replace(
-            "    return c",
-            f"    c.accumulate = 4\n    c.sweep.choices = ({choices},)\n    return c",
-        )
-    )
-    run = tmp_path / "run"
-    assert cli.main(["mupax", "sweep", f"--config={path}", f"--workdir={run}"]) == 2
-    assert said in capsys.readouterr().err
-    assert not run.exists()
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])

@@ -102,13 +102,14 @@ def phrase(transfers: Sequence[Transfer]) -> str:
 
     The verdicts are of one parametrization.
     """
+    most = max(transfers, key=_cost).at_most
     clauses: dict[tuple[str, str], list[str]] = {}
     for t in sorted(transfers, key=lambda t: t.verdict is not Verdict.TRANSFERS):
         reason = t.reason
         if t.verdict is Verdict.ONE_SIZE:
             clause, reason = "was not swept across", ""
         elif t.at_most:
-            clause, reason = f"can be kept at a cost of {t.at_most} across", ""
+            clause, reason = f"can be kept at a cost of {most} across", ""
         elif t.verdict.known is None:
             clause = "cannot be judged across"
         else:
@@ -120,6 +121,12 @@ def phrase(transfers: Sequence[Transfer]) -> str:
     return listed(
         [f"{text} {listed(axes)}{why}" for (text, why), axes in clauses.items()]
     )
+
+
+def _cost(transfer: Transfer) -> float:
+    """The upper bound of a cost that seeds would not judge; 0 for others."""
+    cost = transfer.regret
+    return cost.high if transfer.at_most and cost is not None else 0.0
 
 
 # ----- The whole sweep.
@@ -210,12 +217,12 @@ def next_steps(data: SweepData) -> list[str]:
     groups: dict[str, list[Transfer]] = {}
     for t in transfers:
         more = t.verdict is Verdict.SEEDS and t.seeds_needed
-        groups.setdefault("seeds" if more else t.remedy, []).append(t)
+        kind = "seeds" if more else t.name if t.at_most else t.remedy
+        groups.setdefault(kind, []).append(t)
     groups.pop("", None)
     steps = []
     for kind, group in groups.items():
-        # As many seeds as the most uncertain verdict needs.
-        most = max(group, key=lambda t: t.seeds_needed or 0)
+        most = max(group, key=lambda t: (t.seeds_needed or 0, _cost(t)))
         order = most.remedy
         if kind == "seeds" and data.command.startswith("mupax "):
             flag = f"--config.sweep.seeds={most.seeds_needed}"

@@ -395,21 +395,21 @@ def _axes(
     section: Mapping[str, Any], base: RunConfig, rate: float | None
 ) -> dict[str, tuple[float, ...]]:
     """The swept hyperparameters and their values; the learning rate comes first."""
-    given = _grids("axes", section, base)
-    if "learning_rate" not in given:
+    axes = _grids("axes", section, base)
+    if "learning_rate" not in axes:
         if rate is None:
             raise UserError(
                 "sweep.axes lacks learning_rate, and the config has none to sweep "
                 "around; write a grid, e.g. sweep.axes.learning_rate='2**[-12:-3:1]'"
             )
         half = _DEFAULT_VALUES // 2
-        given["learning_rate"] = [rate * 2.0**i for i in range(-half, half + 1)]
-    axes = _parsed(given)
+        rates = [rate * 2.0**i for i in range(-half, half + 1)]
+        axes["learning_rate"] = grids.parse("learning_rate", rates)
     rates = axes.pop("learning_rate")
     if len(rates) < 3:
         raise UserError(
-            f"sweep.axes.learning_rate is {given['learning_rate']!r}; an optimum needs "
-            "at least three learning rates, e.g. '2**[-12:-3:1]'"
+            f"sweep.axes.learning_rate is {shown(list(rates))}; an optimum needs at "
+            "least three learning rates, e.g. '2**[-12:-3:1]'"
         )
     return {"learning_rate": rates, **axes}
 
@@ -418,8 +418,8 @@ def _base_axes(
     section: Mapping[str, Any], base: RunConfig, axes: Collection[str]
 ) -> dict[str, tuple[float, ...]]:
     """The factors of groups that are tuned at the base, before the sweep."""
-    given = _grids("base_axes", section, base)
-    for name in given:
+    base_axes = _grids("base_axes", section, base)
+    for name in base_axes:
         if "/" not in name:
             raise UserError(
                 f"sweep.base_axes has {name!r}; it tunes factors of groups, e.g. "
@@ -430,16 +430,18 @@ def _base_axes(
                 f"sweep.base_axes has {name!r}, and the sweep has this axis at every "
                 "size; leave it out of sweep.base_axes"
             )
-    return _parsed(given)
+    return base_axes
 
 
-def _grids(key: str, section: Mapping[str, Any], base: RunConfig) -> dict[str, Any]:
-    """The grids of sweep.axes or sweep.base_axes, whose names are checked."""
-    given = {
-        name: grid for name, grid in section[key].items() if grid not in (None, "")
-    }
+def _grids(
+    key: str, section: Mapping[str, Any], base: RunConfig
+) -> dict[str, tuple[float, ...]]:
+    """The values of sweep.axes or sweep.base_axes, whose names are checked."""
+    axes = {}
     known = tunable(base.optimizer.name, base.modules)
-    for name in given:
+    for name, grid in section[key].items():
+        if grid in (None, ""):
+            continue
         if name not in known:
             raise UserError(
                 f"sweep.{key} has {name!r}, which is not a number that "
@@ -447,13 +449,8 @@ def _grids(key: str, section: Mapping[str, Any], base: RunConfig) -> dict[str, A
                 f"{', '.join(known)}; anything else goes into sweep.choices, e.g. "
                 "(('schedule.name', ('constant', 'cosine')),)"
             )
-    return given
-
-
-def _parsed(given: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    axes = {name: grids.parse(name, grid) for name, grid in given.items()}
-    for name, values in axes.items():
-        grids.check_range(name, values)
+        axes[name] = grids.parse(name, grid)
+        grids.check_range(name, axes[name])
     return axes
 
 
@@ -584,11 +581,9 @@ def _target_changes(
     known = {*defaults("target").target, *KEYS}
     changes: list[tuple[str, Any]] = []
     for key, value in given.items():
-        if key not in known and key not in SECTIONS:
+        if key not in known or key in SECTIONS:
             hint = nearest(key, known) or "; docs/reference/config.md lists all keys"
             raise UserError(f"target has no key {key!r}{hint}")
-        if key in SECTIONS:
-            raise UserError(f"target.{key}: a target has no section {key!r}")
         if key in _FROM_SWEEP:
             raise UserError(
                 f"target.{key}: the target gets {key} from the sweep; set {key} itself"

@@ -275,8 +275,8 @@ class Transfer:
                     many = f"{about} {self.seeds_needed}"
                 remedy = f"use {many} seeds instead of {self.seeds}"
                 if self.at_most:
-                    remedy = f"keep the base's {noun} if {self.at_most} is no matter, "
-                    remedy += f"or use {many} seeds"
+                    remedy = f"keep the base's {noun}, which costs {self.at_most}, or "
+                    remedy += f"use {many} seeds"
                 if self.ends:
                     remedy += f", and {self._wider}"
                 return f"{many} seeds needed", remedy
