@@ -20,6 +20,7 @@ from programs import (  # noqa: F401
     idioms,
     kernels,
     kit,
+    layered,
     libraries,
     modules,
     plain,
@@ -533,20 +534,6 @@ def test_a_branch_that_is_multiplied_in_part_is_an_error():
 def test_a_shallower_target_is_an_error():
     with pytest.raises(ValueError, match="the base comes first"):
         read(network(8, 2), network(8, 6))
-
-
-def test_a_parameter_that_only_a_gradient_uses_is_an_error_whose_remedy_works():
-    def energy(params, x):
-        return (jnp.tanh(x @ params["in"]) @ params["out"]).sum()
-
-    small, large = (kit.zeros(**{"in": (5, n), "out": (n, 1)}) for n in (8, 32))
-    read = functools.partial(
-        optim.infer_scales, small, large, inputs=(kit.floats(2, 5),)
-    )
-    with pytest.raises(ValueError, match=r"jax\.value_and_grad"):
-        read(call=lambda p, x: jax.grad(energy, 1)(p, x))  # a force
-    scales = read(call=lambda p, x: jax.value_and_grad(energy, 1)(p, x))
-    assert scales["out"].role == "output"
 
 
 def test_a_value_on_many_paths_is_followed_once():

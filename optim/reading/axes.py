@@ -5,7 +5,7 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 
-from .links import CONVOLUTION, ELEMENTWISE, indices, is_known
+from .links import CONVOLUTION, ELEMENTWISE, indices, is_known, walks_layers
 from .program import MOVES, Node, Program, origin
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
@@ -688,6 +688,8 @@ class Axes:
                 self._rows[node.id] = self._rows[source.id]
         else:
             self._carry_results(node)
+            if source.data and walks_layers(self._program, node.loop):
+                self._batched(node, source, 0)  # what layer after layer reads
 
     def _reduce(self, node: Node) -> None:
         source, axes = node.operands[0], node.params["axes"]

@@ -102,7 +102,8 @@ class Branches:
 
     Attributes:
       all: the branches, in the order of the program.
-      outside: ids of the nodes that reach the outputs without entering a branch.
+      around: additions of what branches added to another stream, e.g. y + g (h - x) for
+        h = x + f(x).
     """
 
     def __init__(self, program: Program, axes: Axes):
@@ -117,6 +118,7 @@ class Branches:
         self._outputs = {x.id for x in program.outputs}
         self._backward = {node.id for node in program.nodes if node.backward}
         self.all: list[Branch] = []
+        self.around: list[Branch] = []
         for node in program.nodes:
             branch = self._branch(node)
             if branch is not None:
@@ -290,6 +292,14 @@ class Branches:
             return None
         is_sum = node.op == "add"
         pairs = [(one, other), (other, one)] if is_sum else [(one, other)]
+        for _, end in pairs:
+            before = self._before_gain(end)
+            if before is not None:  # branches were added to another stream before
+                inside = self.between(before, end)
+                self.around.append(
+                    Branch(node, before, end, inside, 1, (), None, 1.0, 0)
+                )
+                return None
         for skip, end in pairs:
             if self._is_constant_to_gradients(end):
                 continue
@@ -336,8 +346,16 @@ class Branches:
         while at is not trunk:  # the branch may read the stream after its constant
             yield at, trunk, constant
             at, constant = self._inner_step(at, constant)
-        for start in (*self._same_stream(trunk), *self._gated(trunk, end)):
+        starts = *self._same_stream(trunk), *self._gated(trunk, end)
+        for start in (*starts, *self._copied(trunk)):
             yield start, trunk, factor
+
+    def _copied(self, node: Node) -> list[Node]:
+        """The stream of which several copies start, e.g. stack([x, x])."""
+        if node.op != "concatenate":
+            return []
+        sources = [self.trunk(x)[0] for x in node.operands]
+        return sources[:1] if all(x is sources[0] for x in sources) else []
 
     def _is_stream(self, node: Node) -> bool:
         """Whether kernels follow a value, or followed that of an earlier layer."""
@@ -348,6 +366,20 @@ class Branches:
         """Whether a value is followed by further kernels."""
         after = [x.id for x in reach(self._axes.uses(node), self._axes.uses)]
         return bool(self._kernels(after))
+
+    def _before_gain(self, node: Node) -> Node | None:
+        """The stream to which branches added a value, perhaps before its gates."""
+        factors = reach(
+            [node],
+            lambda x: x.operands if x.op in ("mul", "dot_general", *MOVES) else (),
+        )
+        for factor in factors:
+            if factor.op == "sub":
+                after, before = (self.trunk(x)[0] for x in factor.operands)
+                streams = itertools.islice(self._same_stream(after), 1, None)
+                if any(before is x for x in streams):
+                    return before
+        return None
 
     def _is_constant_to_gradients(self, node: Node) -> bool:
         moved = reach([node], lambda x: x.operands if x.op in MOVES else ())
@@ -462,7 +494,7 @@ class Branches:
             runs *= 1 if is_time else length
             loop = parent
         try:
-            ends, failure = tuple(self.ends(end)), None
+            ends, failure = tuple(self._ends_of_layers(trunk, end)), None
         except Failure as reason:
             ends, failure = (), reason.node
         return Branch(
@@ -476,6 +508,22 @@ class Branches:
             self.constant(end, ends) / skip,
             self.layers(inside),
         )
+
+    def _ends_of_layers(self, start: Node, end: Node) -> list[End]:
+        """The parameters that end a branch, apart from a norm of the stream itself."""
+        try:
+            return self.ends(end)
+        except Failure:
+            inner, factor = self.trunk(end)
+            pairs = itertools.permutations(inner.operands if inner.op == "add" else ())
+            for skip, other in pairs:
+                before = self.between(start, skip)
+                if before and not self._kernels(before):
+                    return [
+                        dataclasses.replace(e, factor=e.factor * factor)
+                        for e in self._ends_of_layers(start, other)
+                    ]
+            raise
 
     def constant(self, end: Node, ends: Sequence[End]) -> float:
         """The constant on the branch's kernel, or its gain, rather than on a bias."""
@@ -652,6 +700,8 @@ class Branches:
     def _state(self, node: Node) -> Node | None:
         """The earlier state that a value is, which may be multiplied by gates."""
         node, _ = self.trunk(node)
+        if node.backward:
+            return None  # the step of an inner optimizer
         if node.op in ("mul", *PRODUCTS):
             return next(filter(None, map(self._state, node.operands)), None)
         return node if node.op in ("carry", "add", "sub") else None

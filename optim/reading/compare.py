@@ -119,7 +119,7 @@ class Comparison:
         self._leaves, small = large.leaves, others[0].leaves
         wide = others[1].leaves if len(others) > 1 else large.leaves
         to_small, to_wide = (Pairing(self._leaves, x) for x in (small, wide))
-        self._opened = to_small.opened
+        self._opened, self._counts_layers = to_small.opened, to_small.counts_layers
         self.twin, self._shapes = {}, {}
         growths: tuple[dict[str, frozenset[int]], ...] = {}, {}, {}
         for path, leaf in self._leaves.items():
@@ -127,6 +127,8 @@ class Comparison:
             other = twin(path, to_wide, wide, self._leaves, "delta")
             before, after = small[one].shape, wide[other].shape
             axes = frozenset(a for a, n in enumerate(before) if n != after[a])
+            if to_small.counts_layers(path):
+                axes = frozenset()
             self.twin[path], self._shapes[path] = one, (before, leaf.shape, after)
             for growth, name in zip(growths, (path, one, other), strict=True):
                 growth[name] = axes | growth.get(name, frozenset())
@@ -168,7 +170,7 @@ class Comparison:
             for path, scale in found.items()
         }
         return Scales(
-            self._parts.joined(found),
+            self._parts.joined(found, self.twin),
             point or parametrization("mup"),
             multiplied=own is not None,
         )
@@ -222,6 +224,9 @@ class Comparison:
                 f"{before.in_axes} ({before.line}), the target over {role.in_axes} "
                 f"({role.line}); build both by the same code"
             )
+        if self._counts_layers(path):
+            every = tuple(range(len(self._leaves[path].shape)))
+            role = dataclasses.replace(role, in_axes=(), out_axes=(), copies=every)
         heads = self.large.heads.get(path, ())
         small_heads = self.small.heads.get(self.twin[path], ())
         return grown(
@@ -239,14 +244,6 @@ class Comparison:
         """Why a parameter's use is not known, and what to do."""
         roles = self.large.roles
         unused = [p for p in roles if roles[p] is None and self._growth[p]]
-        uses = self.large.axes.uses(self._param(path))
-        backward = next((x for x in uses if x.backward), None)
-        if backward is not None:
-            return (
-                f"the forward pass uses {some(unused)} only in a gradient that it "
-                f"computes ({backward.line}); let it return the value too, by "
-                "jax.value_and_grad or call=lambda model, *inputs: ..."
-            )
         return (
             f"the forward pass does not use {some(unused)}; pass "
             "call=lambda model, *inputs: ... that does (the loss, for example),"
@@ -425,7 +422,8 @@ class Comparison:
 
     def _inside(self, counted: list[Branch]) -> set[str]:
         """The parameters inside residual branches."""
-        inside = {p for b in counted for p in self._paths(self.large, b)}
+        every = *counted, *self.large.branches.around
+        inside = {p for b in every for p in self._paths(self.large, b)}
         small = self._outermost(self.small.branches.all)
         for path in self._leaves:
             if path not in inside:

@@ -25,10 +25,12 @@ class Cut:
       repeats: how often the segments follow each other along the axis, e.g. the number
         of heads where each has its queries, keys and values side by side. Then `at` are
         the places within one head.
+      numbered: whether there is a segment for each layer, and so more at other depths.
     """
 
     at: tuple[int, ...]
     repeats: int = 1
+    numbered: bool = False
 
     def bounds(self, size: int) -> list[tuple[int, int]]:
         """Start and stop of each segment of an axis, within one repetition.
@@ -171,13 +173,27 @@ class Segmented(Program):
         if through is None:
             return None
         parts = []
-        for part in join.operands:
+        for part in self._groups(join, through):
             size = through.size(part.shape[axis])
             if size is None:
                 return None
             shape = _resized(call.shape, through.axis, size)
             parts.append(self._emit(call.op, [part], shape, call.source, call.params))
         return self._join(parts, through.axis, call.source, through.repeats)
+
+    def _groups(self, join: Node, through: "Through") -> list[Node]:
+        """The segments of a join; those within one step of a new axis are joined."""
+        axis, found, group, end = join.joint, [], [], 0
+        assert axis is not None
+        for part in join.operands:
+            group.append(part)
+            end += part.shape[axis]
+            if through.before > 1 or through.place(end) is not None:
+                found.append(
+                    group[0] if len(group) == 1 else self._join(group, axis, None)
+                )
+                group = []
+        return found if len(found) > 1 and not group else join.operands
 
 
 def _params_of_part(call: Node, index: Index, size: int) -> dict[str, Any]:

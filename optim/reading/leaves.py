@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from ..rules.parametrizations import Parametrization
 from ..scales.paths import path_string, trainable, unboxed
 
-# Ends the path of a segment; letters, because numbers count blocks.
-_SEGMENT = re.compile(r" \[part [a-z.]+\]$")
+# Ends the path of a segment; numbers count layers.
+_SEGMENT = re.compile(r" \[part [a-z0-9.]+\]$")
 
 
 def whole(path: str) -> str:

@@ -6,7 +6,7 @@ Each operation is described as an `einsum` is: by its indices.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .program import Node, regrouped
+from .program import Node, Program, regrouped
 
 CONVOLUTION = "conv_general_dilated"
 PRODUCTS = ("dot_general", CONVOLUTION, "ragged_dot_general")
@@ -72,6 +72,19 @@ def indices(node: Node) -> list[Index]:
 def is_known(op: str) -> bool:
     """Whether `indices` knows an operation."""
     return op in (*ELEMENTWISE, *_IN_PLACE, *REDUCTIONS, *_READERS)
+
+
+def is_kernel(node: Node) -> bool:
+    """Whether it is a product of a value with a parameter."""
+    return node.op in PRODUCTS and node.data and any(x.weight for x in node.operands)
+
+
+def walks_layers(program: Program, loop: int) -> bool:
+    """Whether the iterations of a loop are layers: a kernel acts on its carry."""
+    return not program.is_over_data(loop) and any(
+        node.loop == loop and is_kernel(node) and program.carries_through(node, loop)
+        for node in program.nodes
+    )
 
 
 def index_of(node: Node, operand: int, axis: int) -> Index | None:

@@ -49,6 +49,7 @@ class Pairing:
         )
         self._first = first
         self._maps: dict[tuple[str, str], dict[str, str]] = {}
+        self._counting: set[str] = set()
 
     def opened(self, path: str) -> str:
         """The path with "#" for every number; equal for all blocks of a list."""
@@ -73,11 +74,24 @@ class Pairing:
             at = number.end()
         return self._original.get(built + path[at:])
 
+    def counts_layers(self, path: str) -> bool:
+        """Whether a parameter holds a number for each earlier layer of its own."""
+        self.twin(path)
+        path = _renamed(path, self._first)
+        return any(path[: x.start()] in self._counting for x in _NUMBER.finditer(path))
+
     def _map(self, large: str, small: str) -> dict[str, str]:
         if (large, small) not in self._maps:
             wide, narrow = self._lists[large], self._base[small]
-            same = wide.keys() == narrow.keys()
-            self._maps[large, small] = {} if same else _match(large, wide, narrow)
+            like: dict[str, str] = {}
+            if wide.keys() == narrow.keys():
+                pass
+            elif _counts_layers(wide, narrow):
+                self._counting.add(large)
+                like = dict.fromkeys(wide.keys() - narrow.keys(), max(narrow, key=int))
+            else:
+                like = _match(large, wide, narrow)
+            self._maps[large, small] = like
         return self._maps[large, small]
 
 
@@ -103,6 +117,25 @@ def _match(
             "own, or repeat or lengthen the same sequence of kinds in both models"
         )
     return {i: few[others.index(kind)] for i, kind in zip(many, kinds, strict=True)}
+
+
+def _counts_layers(
+    large: Mapping[str, Mapping[str, Any]], small: Mapping[str, Mapping[str, Any]]
+) -> bool:
+    """Whether blocks hold a number for each earlier layer, so that no two are alike.
+
+    Examples:
+      >>> import jax
+      >>> many = {str(i): {"": jax.ShapeDtypeStruct((i + 2,), float)} for i in range(4)}
+      >>> _counts_layers(many, {i: many[i] for i in "01"})
+      True
+    """
+    if any(block.keys() != {""} or block[""].ndim != 1 for block in large.values()):
+        return False
+    sizes = {i: large[i][""].size for i in _sorted(large)}
+    steps = {b - a for a, b in itertools.pairwise(sizes.values())}
+    same = all(i in large and small[i].get("") == large[i][""] for i in small)
+    return same and len(small) > 1 and len(steps) == 1 and 0 not in steps
 
 
 def _sorted(blocks: Iterable[str]) -> list[str]:

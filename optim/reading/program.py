@@ -388,7 +388,7 @@ class Program:
     def _parts(
         self, name: str, params: Any, node: Node, source: Any
     ) -> list[Node] | None:
-        """Parts of a value along one axis; None for other slices."""
+        """Parts of a value along an axis after another; None for other slices."""
         if name == "split":
             ends = itertools.accumulate(map(int, params["sizes"]), initial=0)
             pairs = itertools.pairwise(ends)
@@ -404,9 +404,11 @@ class Program:
             return [self._emit("squeeze", [x], shape, source, gone) for x in rows]
         bounds = [*zip(params["start_indices"], params["limit_indices"], strict=True)]
         taken = [a for a, n in enumerate(node.shape) if bounds[a] != (0, n)]
-        if len(taken) != 1 or any(x != 1 for x in params["strides"] or ()):
+        if not taken or any(x != 1 for x in params["strides"] or ()):
             return None
-        return [self._slice(node, taken[0], *bounds[taken[0]], source)]
+        for axis in taken:
+            node = self._slice(node, axis, *bounds[axis], source)
+        return [node]
 
     def _slice(self, node: Node, axis: int, start: int, stop: int, source: Any) -> Node:
         """Some entries along an axis; of joined values, the values that stand there."""
@@ -622,7 +624,8 @@ class Program:
     def _leave_out_unused(self) -> None:
         """Keep what results depend on, and parameters that are used nowhere else.
 
-        Also the last addition to a stream of which only another result is read.
+        Also the last addition to a stream of which only another result is read, and
+        the value of which only the gradient is a result.
         """
         used = {id(x) for x in self.outputs}
         self._add_sources(used)
@@ -631,7 +634,10 @@ class Program:
         spots = {x.spot for x in sums if id(x) in used and dead}
         used |= {id(x) for x in dead if x.spot in spots}
         self._add_sources(used)
-        alone = {id(x) for x in self.params} - used
+        forward = (x for x in self.nodes if id(x) in used and not x.backward)
+        alone = {id(x) for x in self.params} - {
+            id(x) for node in forward for x in node.operands
+        }
         for node in self.nodes:
             if any(id(x) in alone for x in node.operands):
                 alone.add(id(node))

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 
@@ -13,14 +13,47 @@ from .axes import Axes
 from .branches import Branches
 from .joints import Cut, Segmented, Through, reshaped, starts_of
 from .leaves import Leaves
-from .links import ELEMENTWISE, PRODUCTS, indices
+from .links import ELEMENTWISE, PRODUCTS, indices, is_kernel, walks_layers
 from .lists import Pairing
 from .models import Reading
-from .program import Node, Program
+from .program import Node, Program, reach
 
 ByAxis = dict[int, Cut]
-# {(axis, repeats): the sets of places where values are split or joined}
-Ways = dict[tuple[int, int], list[frozenset[int]]]
+
+
+@dataclasses.dataclass
+class Ways:
+    """How the program splits or joins the axes of a parameter.
+
+    Attributes:
+      cuts: {(axis, repeats): the sets of places where values are split or joined}.
+      numbers: {axis: of each way how many parts there are, and what finds where the
+        last part meets what a kernel made of the first}.
+    """
+
+    cuts: dict[tuple[int, int], list[frozenset[int]]] = dataclasses.field(
+        default_factory=dict
+    )
+    numbers: dict[int, list[tuple[int, Callable[[], Node | None]]]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def edges(self, axis: int, size: int) -> tuple[int, ...]:
+        """All places where an axis is split or joined, in every repetition."""
+        every = {
+            first + at
+            for (a, repeats), ways in self.cuts.items()
+            if a == axis
+            for first in range(0, size, size // repeats)
+            for cuts in ways
+            for at in (0, *cuts)
+        }
+        return tuple(sorted(every - {0}))
+
+    def layers(self, axis: int) -> dict[int, Node]:
+        """Numbers of parts that layer after layer reads, and a layer that does."""
+        found = [(number, after()) for number, after in self.numbers.get(axis, ())]
+        return {number: node for number, node in found if node is not None}
 
 
 def segmented(
@@ -44,13 +77,22 @@ def segmented(
     twins = [{path: p.twin(path) for path in large.leaves} for p in pairings]
     kept: list[dict[str, ByAxis]] = [{} for _ in found]
     for path in found[0]:
+        if pairings[0].counts_layers(path):
+            continue
         told = given.axes(path, large.leaves[path].shape)
         names = [path, *(twin[path] or "" for twin in twins)]
         if told is None or not told.insists:
-            each = [ways.get(n, {}) for ways, n in zip(found, names, strict=True)]
-            for keep, name, cut in zip(kept, names, _agreed(each), strict=True):
-                if cut:
-                    keep[name] = cut
+            each = [ways.get(n, Ways()) for ways, n in zip(found, names, strict=True)]
+            shapes = [
+                reading.leaves[name].shape if name else ()
+                for reading, name in zip((large, *others), names, strict=True)
+            ]
+            numbered = _numbered(path, each, shapes)
+            for keep, name, cut, more in zip(
+                kept, names, _agreed(each), numbered, strict=True
+            ):
+                if cut | more:
+                    keep[name] = cut | more
     for i, (keep, reading) in enumerate(zip(kept[1:], others, strict=True)):
         # Blocks of the base beside the first of their kind.
         opened, paired = pairings[i].opened, set(twins[i].values())
@@ -75,11 +117,13 @@ def _agreed(each: Sequence[Ways]) -> list[ByAxis]:
     number grows.
     """
     found: list[ByAxis] = [{} for _ in each]
-    for axis in {axis for axis, _ in each[0]}:
-        repeats = [min((r for a, r in ways if a == axis), default=0) for ways in each]
+    for axis in {axis for axis, _ in each[0].cuts}:
+        repeats = [
+            min((r for a, r in way.cuts if a == axis), default=0) for way in each
+        ]
         if 0 in repeats or len({r > 1 for r in repeats}) > 1:
             continue
-        ways = [way[axis, r] for way, r in zip(each, repeats, strict=True)]
+        ways = [way.cuts[axis, r] for way, r in zip(each, repeats, strict=True)]
         if len({len(way) for way in ways}) > 1:
             ways = [way[:1] for way in ways]
         pairs = zip(*ways, strict=True)
@@ -89,6 +133,48 @@ def _agreed(each: Sequence[Ways]) -> list[ByAxis]:
         if len({*map(len, joined)}) == 1:
             for cut, at, r in zip(found, joined, repeats, strict=True):
                 cut[axis] = Cut(at, r)
+    return found
+
+
+def _numbered(
+    path: str, each: Sequence[Ways], shapes: Sequence[tuple[int, ...]]
+) -> list[ByAxis]:
+    """Cuts of axes that hold what layer after layer reads, for each model.
+
+    There are more of them where there are more layers, as of the modulations that one
+    kernel makes for all layers.
+
+    Raises:
+      ValueError: such an axis holds something else, too, or a loop walks over it.
+    """
+    found: list[ByAxis] = [{} for _ in each]
+    for axis in each[0].numbers:
+        edges = [
+            ways.edges(axis, s[axis]) for ways, s in zip(each, shapes, strict=True)
+        ]
+        many, *few = (len(at) + 1 for at in edges)
+        if all(many == number for number in few):
+            continue
+        layers = [ways.layers(axis) for ways in each]
+        nodes = [node for some in layers for node in some.values()]
+        if not nodes:
+            continue  # heads, for example
+        fits = all(
+            any(many * n == number * k for k in layers[0] or {1} for n in some or {1})
+            for number, some in zip(few, layers[1:], strict=True)
+        )
+        scanned = [node for node in nodes if node.op == "scan_in"]
+        if scanned or not fits:
+            line = (scanned or nodes)[0].line
+            raise ValueError(
+                f"axis {axis} of {path!r}, of size {shapes[0][axis]}, holds what each "
+                f"layer reads ({line}) side by side, so that it grows with depth and "
+                "width; store it with an axis of its own for the layers, e.g. w of "
+                "shape (n, layers, m) in place of (n, layers * m), where x @ w becomes "
+                "jnp.einsum('...n,nlm->...lm', x, w)"
+            )
+        for cut, at in zip(found, edges, strict=True):
+            cut[axis] = Cut(at, numbered=True)
     return found
 
 
@@ -123,8 +209,11 @@ def _pieces(
         start, size = [0] * len(shape), [*shape]
         for axis, (_, (low, high)) in zip(axes, chosen, strict=True):
             start[axis], size[axis] = low, (high - low) * cuts[axis].repeats
-        letters = ".".join(_letters(i) for i, _ in chosen)
-        name = f"{path} [part {letters}]" if axes else path
+        parts = [
+            str(i) if cuts[axis].numbered else _letters(i)
+            for axis, (i, _) in zip(axes, chosen, strict=True)
+        ]
+        name = f"{path} [part {'.'.join(parts)}]" if axes else path
         yield name, tuple(start), tuple(size)
 
 
@@ -147,17 +236,26 @@ def _ways(reading: Reading) -> dict[str, Ways]:
     program = reading.program
     slices = _slices(program)
     joins = any(x.op == "concatenate" and x.data for x in program.nodes)
-    if not slices and not joins:
+    scans = [
+        node
+        for node in program.nodes
+        if node.op == "scan_in" and walks_layers(program, node.loop)
+    ]
+    if not slices and not joins and not scans:
         return {}
     finder = _Finder(program, Axes(program))
     for (_, axis), (node, parts) in slices.items():
         if _covers(parts, node.shape[axis]):
             edges = {x for part in parts for x in part} - {0, node.shape[axis]}
             finder.split(node, axis, frozenset(edges))
+    for node in scans:
+        finder.scan(node)
     finder.sums()
-    found: dict[str, Ways] = {}
+    found = {path: Ways() for path in reading.path_of}
     for (param, axis, repeats), ways in finder.found.items():
-        found.setdefault(reading.path_of[param], {})[axis, repeats] = ways
+        found[reading.path_of[param]].cuts[axis, repeats] = ways
+    for (param, axis), numbers in finder.numbers.items():
+        found[reading.path_of[param]].numbers[axis] = numbers
     return found
 
 
@@ -201,6 +299,9 @@ class _Finder:
         self._program, self._axes = program, axes
         self._stops = {b.add.id for b in Branches(program, axes).all}
         self.found: dict[_Key, list[frozenset[int]]] = {}
+        self.numbers: dict[
+            tuple[int, int], list[tuple[int, Callable[[], Node | None]]]
+        ] = {}
         self._joints: dict[tuple[int, int], frozenset[int]] = {}
 
     def split(self, node: Node, axis: int, cuts: frozenset[int]) -> None:
@@ -211,6 +312,60 @@ class _Finder:
         walk.back(node, axis, cuts)
         if (walk.kernel or node.weight) and not walk.stopped:
             self._keep(walk)
+            if not node.weight or len(cuts) + 1 < node.shape[axis]:
+                self._count(walk, len(cuts) + 1, lambda: self._in_a_row(node, axis))
+
+    def scan(self, node: Node) -> None:
+        """A loop over layers takes a value apart."""
+        source = node.operands[0]
+        walk = _Walk(self._stops)
+        walk.back(source, 0, frozenset(range(1, source.shape[0])))
+        if (walk.kernel or node.weight) and not walk.stopped:
+            mixed = {
+                key: cuts
+                for key, cuts in walk.found.items()
+                if self._program.params[key[0]].shape[key[1]] > source.shape[0]
+            }
+            walk.found = mixed
+            self._keep(walk)
+            self._count(walk, source.shape[0], lambda: node)
+
+    def _count(
+        self, walk: "_Walk", number: int, after: Callable[[], Node | None]
+    ) -> None:
+        for param, axis, _ in walk.found:
+            self.numbers.setdefault((param, axis), []).append((number, after))
+
+    def _in_a_row(self, node: Node, axis: int) -> Node | None:
+        """Whether the last part of a value meets what a kernel made of the first.
+
+        It is the case for what layer after layer reads, and not for heads.
+        """
+        size = node.shape[axis]
+        parts = [
+            x
+            for x in self._axes.uses(node)
+            if x.op == "slice" and x.shape[axis] != size
+        ]
+        first = [x for x in parts if x.params["start_indices"][axis] == 0]
+        last = [x for x in parts if x.params["limit_indices"][axis] == size]
+
+        def before_kernels(at: Node) -> list[Node]:
+            return [x for x in self._axes.uses(at) if not is_kernel(x)]
+
+        entered = [*reach(last, before_kernels)]
+        after = {x.id for x in reach(last, self._axes.uses)}
+        start = [x for x in reach(first, self._axes.uses) if is_kernel(x)]
+        made = {x.id for x in reach(start, self._axes.uses)}
+        return next(
+            (
+                at
+                for at in entered
+                for x in at.operands
+                if x.id in made and x.id not in after
+            ),
+            None,
+        )
 
     def _keep(self, walk: "_Walk") -> None:
         for key, cuts in walk.found.items():
@@ -378,8 +533,15 @@ class Parts:
     cuts: Mapping[str, ByAxis]
     twins: Mapping[str, tuple[str | None, ByAxis]]
 
-    def joined(self, scales: Mapping[str, ParamScale]) -> dict[str, ParamScale]:
-        """One scale for each parameter, with its segments where they differ."""
+    def joined(
+        self, scales: Mapping[str, ParamScale], twin_of: Mapping[str, str]
+    ) -> dict[str, ParamScale]:
+        """One scale for each parameter, with its segments where they differ.
+
+        Args:
+          scales: of parameters and segments.
+          twin_of: the counterpart of each in the base.
+        """
         found: dict[str, ParamScale] = {}
         for path, leaf in self.large.items():
             if path not in self.cuts:
@@ -389,7 +551,7 @@ class Parts:
             assert twin is not None
             before = self.small[twin].shape
             now = _pieces(path, leaf.shape, self.cuts[path])
-            then = _pieces(twin, before, cuts)
+            then = {name: start for name, start, _ in _pieces(twin, before, cuts)}
             rank = range(len(before))
             repeats = tuple(_repeats(self.cuts[path], a) for a in rank)
             old_repeats = tuple(_repeats(cuts, a) for a in rank)
@@ -397,11 +559,11 @@ class Parts:
                 dataclasses.replace(
                     scales[name],
                     start=start,
-                    base_start=old,
+                    base_start=then[twin_of[name]],
                     repeats=repeats,
                     base_repeats=old_repeats,
                 )
-                for (name, start, _), (_, old, _) in zip(now, then, strict=True)
+                for name, start, _ in now
             ]
             found[path] = _whole(path, before, leaf.shape, segments)
         return found
@@ -422,7 +584,7 @@ def _whole(
     largest = max(segments, key=lambda s: s.size)
     if len(segments) == 1:
         none = {"start": (), "base_start": (), "repeats": (), "base_repeats": ()}
-        return dataclasses.replace(largest, path=path, **none)  # type: ignore[arg-type]
+        return dataclasses.replace(largest, path=path, base_shape=before, **none)  # type: ignore[arg-type]
     scale = param_scale(
         path,
         before,
@@ -508,8 +670,11 @@ def _copies(each: Sequence[ParamScale], axis: int) -> ParamScale:
     first = each[0]
     for other in each[1:]:
         first = _extended(first, other, axis)
+    shape = list(first.base_shape)
+    shape[axis] = len({x.base_start[axis] for x in each})
     return dataclasses.replace(
         first,
+        base_shape=tuple(shape),
         in_axes=tuple(a for a in first.in_axes if a != axis),
         out_axes=tuple(a for a in first.out_axes if a != axis),
     )

@@ -1,11 +1,12 @@
 """Sums of many terms that do not read the sum, such as WaveNet's skip connections."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from .axes import Axes
 from .branches import Branch, Branches, End, Failure
-from .program import Node, Program
+from .program import Node, Program, origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Totals:
     def __init__(self, program: Program, axes: Axes, branches: Branches):
         self._program, self._axes, self._branches = program, axes, branches
         self._streams = {b.add.id for b in branches.all}
+        self._of_streams = self._streams | {b.trunk.id for b in branches.all}
         self._outputs = {x.id for x in program.outputs}
         self._carries: dict[int, list[Node]] = {}  # by their next value
         for node in program.nodes:
@@ -116,7 +118,22 @@ class Totals:
             elif start.data:
                 yield _Term(term.node, start, runs)
 
+    def _is_skip(self, node: Node) -> bool:
+        """Whether it is an earlier value of a stream, times a number that is learned.
+
+        Such weights begin with one for the latest value and zero for others.
+        """
+        if node.op != "mul":
+            return False
+        for weight, value in (node.operands, node.operands[::-1]):
+            number = weight.weight and math.prod(origin(weight).shape) == 1
+            if number and self._branches.trunk(value)[0].id in self._of_streams:
+                return True
+        return False
+
     def _made(self, term: _Term, root: Node) -> Branch | None:
+        if self._is_skip(term.node):
+            return None
         end, failure = term.node, None
         ends: tuple[End, ...] = ()
         try:

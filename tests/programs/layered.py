@@ -1,0 +1,239 @@
+"""Programs whose layers share one kernel, weigh each other, or are in two streams."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .kit import floats, layers, program, zeros
+from .plain import T, X, attention
+from .recent import BLOCK, ENDS, mlp, model, norm
+from .transformers import flat, heads
+
+CONDITION = (floats(2, 6, 5), floats(2, 3))
+
+
+def attend(w, y):
+    return flat(attention(*(heads(y @ w[c], 4) for c in "qkv"), 0.5)) @ w["o"]
+
+
+def modulated(n, L, parts, mods):
+    """Blocks that are shifted, scaled and gated by what one kernel makes for all."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, cond=(3, n), mods=mods)
+    p |= {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x, c):
+        x, each = x @ p["in"], parts(jax.nn.silu(c @ p["cond"]), p["mods"])
+        for w, part in zip(p["b"], each, strict=True):
+            shift, scale, gate = (z[:, None] for z in part)
+            x = x + gate * mlp(w, norm(x) * (1 + scale) + shift)
+        return norm(x) @ p["out"]
+
+    return p, CONDITION, call
+
+
+MODULATED = {**ENDS, "cond": "I", r"b/\d/(u|d)": "Hb", "mods": "Hs"}
+
+
+@program(MODULATED, deep=True)
+def modulations_of_all_layers_by_one_kernel(n, L):
+    def parts(c, w):
+        m = (c @ w).reshape(2, L, 3, n)
+        return [[m[:, i, j] for j in range(3)] for i in range(L)]
+
+    return modulated(n, L, parts, (n, L * 3 * n))
+
+
+@program(MODULATED, deep=True)
+def modulations_that_are_split_twice(n, L):
+    def parts(c, w):
+        return [jnp.split(m, 3, -1) for m in jnp.split(c @ w, L, -1)]
+
+    return modulated(n, L, parts, (n, L * 3 * n))
+
+
+@program(MODULATED, deep=True)
+def modulations_of_all_layers_kind_by_kind(n, L):
+    def parts(c, w):
+        m = (c @ w).reshape(2, 3, L, n)
+        return [[m[:, j, i] for j in range(3)] for i in range(L)]
+
+    return modulated(n, L, parts, (n, 3 * L * n))
+
+
+@program(MODULATED, deep=True)
+def modulations_with_an_axis_of_layers(n, L):
+    def parts(c, w):
+        return jnp.einsum("bn,nlkm->lkbm", c, w)
+
+    return modulated(n, L, parts, (n, L, 3, n))
+
+
+@program(MODULATED, deep=True, asks="an axis of its own for the layers")
+def modulations_of_each_unit_side_by_side(n, L, remedy=False):
+    def parts(c, w):
+        m = jnp.einsum("...n,nlm->...lm", c, w) if remedy else c @ w
+        m = m.reshape(2, L, 3, n) if remedy else m.reshape(2, L, n, 3)
+        m = m if remedy else m.swapaxes(2, 3)
+        return [[m[:, i, j] for j in range(3)] for i in range(L)]
+
+    return modulated(n, L, parts, (n, L, 3 * n) if remedy else (n, L * n * 3))
+
+
+@program(
+    {**ENDS, "cond": "I", "b/u": "Hb", "b/d": "He", "mods": "Hb"},
+    deep=True,
+    asks="an axis of its own for the layers",
+)
+def modulations_that_a_loop_takes_from_one_kernel(n, L, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, cond=(3, n))
+    p |= zeros(b=dict(u=(L, n, n), d=(L, n, n)))
+    p |= zeros(mods=(n, L, 3 * n) if remedy else (n, L * 3 * n))
+
+    def call(p, x, c):
+        c, w = jax.nn.silu(c @ p["cond"]), p["mods"]
+        m = jnp.einsum("...n,nlm->...lm", c, w) if remedy else c @ w
+        m = jnp.moveaxis(m.reshape(2, L, 3, n), 1, 0)
+
+        def layer(x, each):
+            w, m = each
+            shift, scale, gate = (m[:, None, j] for j in range(3))
+            return x + gate * mlp(w, norm(x) * (1 + scale) + shift), None
+
+        x, _ = lax.scan(layer, x @ p["in"], (p["b"], m))
+        return norm(x) @ p["out"]
+
+    return p, CONDITION, call
+
+
+@program({**ENDS, "rows": "Vb", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def gains_of_all_layers_on_one_axis(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, rows=(L * n,))
+
+    def call(p, x):
+        x, rows = x @ p["in"], p["rows"].reshape(L, n)
+        for i, w in enumerate(p["b"]):
+            x = x + mlp(w, norm(x, rows[i]))
+        return norm(x) @ p["out"]
+
+    return p | {"b": layers(L, u=(n, n), d=(n, n))}, (floats(2, 6, 5),), call
+
+
+def denseformer(n, L, weights, mean):
+    p = zeros(**{"in": (7, n), "out": (n, 7)}) | {"a": weights}
+
+    def call(p, x):
+        every = [p["in"][x]]
+        x = every[0]
+        for i, w in enumerate(p["b"]):
+            every.append(x + mlp(w, norm(x)))
+            x = mean(p["a"][i], every)
+        return norm(x) @ p["out"]
+
+    return p | {"b": layers(L, u=(n, n), d=(n, n))}, T, call
+
+
+DENSE = {**ENDS, r"a(/\d)?": "F", r"b/\d/u": "Hb", r"b/\d/d": "He"}
+
+
+@program(DENSE, deep=True)
+def denseformer_with_a_list_of_weights(n, L):
+    weights = [jnp.zeros(i + 2) for i in range(L)]
+    return denseformer(
+        n, L, weights, lambda a, every: sum(a[i] * x for i, x in enumerate(every))
+    )
+
+
+@program(DENSE, deep=True)
+def denseformer_with_a_matrix_of_weights(n, L):
+    weights = jnp.zeros((L, L + 1))
+    return denseformer(
+        n, L, weights, lambda a, every: sum(a[i] * x for i, x in enumerate(every))
+    )
+
+
+@program(DENSE, deep=True)
+def denseformer_that_stacks_its_layers(n, L):
+    weights = [jnp.zeros(i + 2) for i in range(L)]
+    return denseformer(
+        n, L, weights, lambda a, every: jnp.einsum("l,lbtn->btn", a, jnp.stack(every))
+    )
+
+
+@program({"in": "I", "out": "O", "q|k|v|o|w": "H"})
+def one_step_of_an_inner_optimizer(n):
+    d = n // 4
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, w=(4, d, d))
+    p |= zeros(**dict.fromkeys("qkvo", (n, n)))
+
+    def call(p, x):
+        x = p["in"][x]
+        q, k, v = (heads(x @ p[c], d) for c in "qkv")
+
+        def one(w, q, k, v):
+            step = jax.grad(lambda w: jnp.sum((norm(k @ w) - v) ** 2) / d)(w)
+            return norm(q @ (w - 0.1 * step))
+
+        y = jax.vmap(jax.vmap(one), in_axes=(None, 0, 0, 0))(p["w"], q, k, v)
+        return norm(x + flat(y) @ p["o"]) @ p["out"]
+
+    return p, T, call
+
+
+@program({"in": "I", "h": "H", "out": "O"})
+def score_as_the_gradient_of_an_energy(n):
+    p = zeros(**{"in": (5, n)}, h=(n, n), out=(n,))
+
+    def energy(x, p):
+        return jnp.tanh(jnp.tanh(x @ p["in"]) @ p["h"]) @ p["out"]
+
+    return p, X, lambda p, x: -jax.vmap(jax.grad(energy), (0, None))(x, p)
+
+
+@program(BLOCK, deep=True)
+def forces_of_a_residual_energy(n, L):
+    def energy(x, p):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + attend(w, norm(x))
+            x = x + mlp(w, norm(x))
+        return (norm(x) @ p["out"]).sum()
+
+    p = model(n, L)
+    return p, (floats(2, 6, 7),), lambda p, x: -jax.grad(energy)(x, p)
+
+
+@program(
+    {**BLOCK, r"b/\d/router": "Ob", r"b/\d/predict": "Fe", r"b/\d/correct": "Fb"},
+    deep=True,
+)
+def altup_that_corrects_by_what_layers_added(n, L):
+    p = model(n, L, router=(n, 2), predict=(2, 4), correct=(2, 2))
+
+    def call(p, x):
+        x = jnp.stack([p["in"][x]] * 2)
+        for i, w in enumerate(p["b"]):
+            route = jnp.tanh(norm(x[i % 2]) @ w["router"])
+            mix = (route @ w["predict"]).reshape(2, 6, 2, 2)
+            x = x + jnp.einsum("kbtn,btkj->jbtn", x, mix)
+            y = x[i % 2]
+            h = y + attend(w, norm(y))
+            h = h + mlp(w, norm(h))
+            gate = jnp.tanh(norm(h) @ w["router"]) @ w["correct"] + 1
+            x = x + jnp.einsum("btn,btj->jbtn", h - y, gate)
+        return norm(x.mean(0)) @ p["out"]
+
+    return p, T, call
+
+
+@program({**BLOCK, r"b/\d/a": "Ob", r"b/\d/c": "Ib", r"b/\d/g": "Ve"}, deep=True)
+def laurel_around_a_norm_without_a_gain(n, L):
+    def call(p, x):
+        x = p["in"][x]
+        for w in p["b"]:
+            y = norm(x)
+            low = y + norm(y @ w["a"] @ w["c"], w["g"])
+            x = (x + attend(w, y) + low) * 2**-0.5
+            x = x + mlp(w, norm(x))
+        return norm(x) @ p["out"]
+
+    return model(n, L, a=(n, 3), c=(3, n), g=(n,)), T, call
