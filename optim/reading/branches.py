@@ -114,6 +114,7 @@ class Branches:
         self._trunks: dict[int, Node] = {}
         self._known: dict[int, list[End] | Node] = {}
         self._shared: frozenset[int] = frozenset()
+        self._steps: dict[int, bool] = {}
         self._products = {x.id for x in axes.kernel_sums.values()}
         self._outputs = {x.id for x in program.outputs}
         self._backward = {node.id for node in program.nodes if node.backward}
@@ -284,7 +285,7 @@ class Branches:
             one, _, other = node.operands
         elif node.op in ("add", "sub"):
             one, other = node.operands
-            if one.shape != other.shape:
+            if len(one.shape) != len(other.shape):
                 return None
         else:
             return None
@@ -292,7 +293,11 @@ class Branches:
             return None
         is_sum = node.op == "add"
         pairs = [(one, other), (other, one)] if is_sum else [(one, other)]
+        pairs = [pair for pair in pairs if pair[0].shape == node.shape]
+        streams = {x.id for b in self.all for x in (b.add, b.trunk)}
         for _, end in pairs:
+            if self.is_skip(end, streams):
+                return None  # of a U-Net, for example
             before = self._before_gain(end)
             if before is not None:  # branches were added to another stream before
                 inside = self.between(before, end)
@@ -305,13 +310,17 @@ class Branches:
                 continue
             for start, trunk, factor in self._starts(skip, end):
                 inside = self.between(start, end)
+                if start is not trunk and trunk.id in inside:
+                    break  # it reads what was added since
+                if inside and not self._kernels(inside):
+                    inside |= self._only_for(end)  # e.g. gates of a memory's values
                 if inside and self._kernels(inside):
                     simple = not any(x.add.id in inside for x in self.all)
                     if node.op == "sub" and not (simple and self._is_stream(node)):
                         continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
                     return self._made(node, start, end, inside, factor)
-        if not is_sum:
+        if not is_sum or one.shape != other.shape:
             return None
         return self._carried(node, pairs) or self._projected(node)
 
@@ -367,6 +376,19 @@ class Branches:
         after = [x.id for x in reach(self._axes.uses(node), self._axes.uses)]
         return bool(self._kernels(after))
 
+    def is_skip(self, node: Node, streams: Set[int]) -> bool:
+        """Whether it is an earlier value of a stream, times a number that is learned.
+
+        Such weights begin with one for the latest value and zero for others.
+        """
+        if node.op != "mul":
+            return False
+        for weight, value in (node.operands, node.operands[::-1]):
+            number = weight.weight and math.prod(origin(weight).shape) == 1
+            if number and self.trunk(value)[0].id in streams:
+                return True
+        return False
+
     def _before_gain(self, node: Node) -> Node | None:
         """The stream to which branches added a value, perhaps before its gates."""
         factors = reach(
@@ -396,9 +418,18 @@ class Branches:
         bends = [any(self._bends(i, inside) for i in inside) for inside in sides]
         for a, b in ((0, 1), (1, 0)):
             later = self._kernel_after_bend(sides[b])
-            if len(kernels[a]) == 1 and not bends[a] and bends[b] and later:
+            plain = len(kernels[a]) == 1 and not bends[a]
+            if (plain or self._mixes(start, node.operands[a])) and bends[b] and later:
                 return self._made(node, start, node.operands[b], sides[b])
         return None
+
+    def _mixes(self, stream: Node, node: Node) -> bool:
+        """Whether a value is a stream of several, mixed by a matrix of each example."""
+        node, _ = self.trunk(node)
+        if node.op != "dot_general" or sorted(node.shape) != sorted(stream.shape):
+            return False
+        sources = [self.trunk(x)[0] for x in node.operands if x.data]
+        return len(sources) == 2 and stream in sources
 
     def _kernel_after_bend(self, inside: frozenset[int]) -> bool:
         nodes = self._program.nodes
@@ -515,8 +546,8 @@ class Branches:
             return self.ends(end)
         except Failure:
             inner, factor = self.trunk(end)
-            pairs = itertools.permutations(inner.operands if inner.op == "add" else ())
-            for skip, other in pairs:
+            operands = inner.operands if inner.op == "add" else []
+            for skip, other in zip(operands, reversed(operands), strict=True):
                 before = self.between(start, skip)
                 if before and not self._kernels(before):
                     return [
@@ -697,11 +728,25 @@ class Branches:
                 break
         return node, bool(carries) and not any(self.leads(x, node) for x in carries)
 
+    def is_step(self, node: Node) -> bool:
+        """Whether it is a gradient of an inner optimizer, or a sum or product of some.
+
+        Gates and rates may multiply it.
+        """
+        if node.id not in self._steps:
+            data = [x for x in node.operands if x.data]
+            self._steps[node.id] = node.backward  # also within loops
+            if node.op in ("mul", "div"):
+                self._steps[node.id] |= any(map(self.is_step, data))
+            elif node.op in ("add", "sub", *PRODUCTS, *MOVES) and data:
+                self._steps[node.id] |= all(map(self.is_step, reversed(data)))
+        return self._steps[node.id]
+
     def _state(self, node: Node) -> Node | None:
         """The earlier state that a value is, which may be multiplied by gates."""
         node, _ = self.trunk(node)
-        if node.backward:
-            return None  # the step of an inner optimizer
+        if self.is_step(node):
+            return None
         if node.op in ("mul", *PRODUCTS):
             return next(filter(None, map(self._state, node.operands)), None)
         return node if node.op in ("carry", "add", "sub") else None

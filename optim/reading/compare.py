@@ -812,7 +812,7 @@ class Comparison:
             term, _ = self.large.branches.gained(now.sides[at])
             other, _ = self.small.branches.gained(then.sides[at])
             ratio = self._side(self.large, term)[1] / self._side(self.small, other)[1]
-            step = self.large.branches.trunk(term)[0].backward
+            step = self.large.branches.is_step(term)
             if step or _alike(ratio, then.size / now.size):
                 self._of_kernels.add(now.node.id)
                 continue

@@ -1,12 +1,11 @@
 """Sums of many terms that do not read the sum, such as WaveNet's skip connections."""
 
 import dataclasses
-import math
 from collections.abc import Iterator
 
 from .axes import Axes
 from .branches import Branch, Branches, End, Failure
-from .program import Node, Program, origin
+from .program import Node, Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,21 +117,8 @@ class Totals:
             elif start.data:
                 yield _Term(term.node, start, runs)
 
-    def _is_skip(self, node: Node) -> bool:
-        """Whether it is an earlier value of a stream, times a number that is learned.
-
-        Such weights begin with one for the latest value and zero for others.
-        """
-        if node.op != "mul":
-            return False
-        for weight, value in (node.operands, node.operands[::-1]):
-            number = weight.weight and math.prod(origin(weight).shape) == 1
-            if number and self._branches.trunk(value)[0].id in self._of_streams:
-                return True
-        return False
-
     def _made(self, term: _Term, root: Node) -> Branch | None:
-        if self._is_skip(term.node):
+        if self._branches.is_skip(term.node, self._of_streams):
             return None
         end, failure = term.node, None
         ends: tuple[End, ...] = ()

@@ -237,3 +237,83 @@ def laurel_around_a_norm_without_a_gain(n, L):
         return norm(x) @ p["out"]
 
     return model(n, L, a=(n, 3), c=(3, n), g=(n,)), T, call
+
+
+@program({**BLOCK, "grams": "F", r"b/\d/key": "Ib", r"b/\d/value": "Ie"}, deep=True)
+def memory_of_ngrams_whose_gate_alone_reads_the_stream(n, L):
+    p = zeros(grams=(11, 4)) | model(n, L, key=(4, n), value=(4, n))
+
+    def call(p, x):
+        found = p["grams"][(x * 31 + jnp.roll(x, 1, 1) * 17) % 11]
+        x = p["in"][x]
+        for w in p["b"]:
+            score = (norm(x) * norm(found @ w["key"])).mean(-1, keepdims=True)
+            x = x + jax.nn.sigmoid(score) * (found @ w["value"])
+            x = x + attend(w, norm(x))
+            x = x + mlp(w, norm(x))
+        return norm(x) @ p["out"]
+
+    return p, T, call
+
+
+@program({**BLOCK, "weights": "F"}, deep=True)
+def skips_of_a_unet_with_learned_weights(n, L):
+    def call(p, x):
+        x, kept = norm(p["in"][x]), []
+        for i, w in enumerate(p["b"]):
+            if i < L // 2:
+                kept.append(x)
+            else:
+                x = x + p["weights"][i - L // 2] * kept.pop()
+            x = x + attend(w, norm(x))
+            x = x + mlp(w, norm(x))
+        return norm(x) @ p["out"]
+
+    return model(n, L) | zeros(weights=(L // 2,)), T, call
+
+
+@program({**BLOCK, r"b/\d/(read|write)": "Ob", r"b/\d/mix": "O"}, deep=True)
+def streams_that_matrices_of_each_token_mix(n, L):
+    p = model(n, L, read=(4 * n, 4), write=(4 * n, 4), mix=(4 * n, 16))
+
+    def call(p, x):
+        x = jnp.repeat(p["in"][x][:, :, None], 4, 2)
+        for w in p["b"]:
+            every = norm(x.reshape(2, 6, 4 * n))
+            read, write = (jax.nn.sigmoid(every @ w[c]) for c in ("read", "write"))
+            mix = jnp.exp((every @ w["mix"]).reshape(2, 6, 4, 4))
+            for axis in (-1, -2, -1, -2):  # Sinkhorn's steps
+                mix = mix / mix.sum(axis, keepdims=True)
+            y = attend(w, norm(jnp.einsum("bts,btsn->btn", read, x)))
+            x = jnp.einsum("btsr,btrn->btsn", mix, x) + write[..., None] * y[:, :, None]
+            x = x + mlp(w, norm(x.mean(2)))[:, :, None]
+        return norm(x.sum(2)) @ p["out"]
+
+    return p, T, call
+
+
+@program({"in": "I", "out": "O", r"q|k|v|o|w/\d": "H"})
+def two_inner_steps_with_momentum(n):
+    d = n // 4
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, **dict.fromkeys("qkvo", (n, n)))
+    p |= {"w": [jnp.zeros((4, d, d))] * 2}
+
+    def call(p, x):
+        x = p["in"][x]
+        q, k, v = (heads(x @ p[c], d) for c in "qkv")
+
+        def run(w, z):
+            return norm(jax.nn.gelu(z @ w[0]) @ w[1])
+
+        def one(w, q, k, v):
+            momentum = jax.tree.map(jnp.zeros_like, w)
+            for _ in range(2):
+                step = jax.grad(lambda w: jnp.mean((run(w, k) - v) ** 2))(w)
+                momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, step)
+                w = jax.tree.map(lambda w, m: w - 0.1 * m, w, momentum)
+            return run(w, q)
+
+        y = jax.vmap(jax.vmap(one), in_axes=(None, 0, 0, 0))(p["w"], q, k, v)
+        return norm(x + flat(y) @ p["o"]) @ p["out"]
+
+    return p, T, call
