@@ -312,7 +312,7 @@ class _Finder:
         walk.back(node, axis, cuts)
         if (walk.kernel or node.weight) and not walk.stopped:
             self._keep(walk)
-            if not node.weight or len(cuts) + 1 < node.shape[axis]:
+            if node.param is None:  # an axis of a parameter is read without cuts
                 self._count(walk, len(cuts) + 1, lambda: self._in_a_row(node, axis))
 
     def scan(self, node: Node) -> None:
