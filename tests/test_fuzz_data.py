@@ -27,7 +27,10 @@ def _examples(split):
         yield k, {"image": file, "label": k % CLASSES}
 
 
-class _Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Small images, which are kept in memory."""
+
+    name = "tiny"
     VERSION = tfds.core.Version("1.0.0")
     code_path = epath.Path(__file__)
 
@@ -50,39 +53,18 @@ class _Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         raise AssertionError("the fixture `prepared` writes the examples")
 
 
-class Mnist(_Tiny, skip_registration=True):
-    """One of the names that are held in memory."""
-
-    name = "mnist"
-
-
-class Tiny(_Tiny, skip_registration=True):
-    """Read as it is needed."""
-
-    name = "tiny"
-
-
-NAMES = ("mnist", "tiny")
-
-
-def prepare(directory):
-    for builder in (Mnist, Tiny):
-        made = builder(data_dir=directory, file_format="array_record")
-        made.download_and_prepare()
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tfds")
-    prepare(directory)
+    Tiny(data_dir=directory, file_format="array_record").download_and_prepare()
     return directory
 
 
-@pytest.fixture(params=NAMES)
-def copied(request, prepared, tmp_path):
+@pytest.fixture
+def copied(prepared, tmp_path):
     """The folder of a dataset's version, to damage."""
-    shutil.copytree(prepared / request.param, tmp_path / request.param)
-    return tmp_path / request.param / "1.0.0"
+    shutil.copytree(prepared / "tiny", tmp_path / "tiny")
+    return tmp_path / "tiny" / "1.0.0"
 
 
 def read(folder):
