@@ -75,3 +75,7 @@ def test_scales_inferred_from_a_zoo_model_carry_its_parametrization():
 def test_scales_are_refused_for_a_model_of_ones_own():
     with pytest.raises(ValueError, match="infer_scales"):
         zoo.scales(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    model, rngs = build(), nnx.Rngs(1)
+    model.readout = nnx.LoRA(16, 2, 10, base_module=model.readout, rngs=rngs)
+    with pytest.raises(ValueError, match=r"nnx\.LoRA, get the scales by optim\.infer_"):
+        zoo.scales(model)

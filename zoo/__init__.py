@@ -16,7 +16,6 @@ from .families.resnet import ResNet
 from .families.vit import ViT
 from .generate import generate
 from .layers.basic import ModelWarning
-from .lora import add_lora, merge_lora
 from .plan import Frozen, Plan, axis_names, scales
 from .preprocessing import DataConfig, data_config, set_data_config
 from .registry import create, list_models, reads_tokens
@@ -41,7 +40,6 @@ __all__ = [
     "ResNet",
     "Training",
     "ViT",
-    "add_lora",
     "axis_names",
     "batch_sharding",
     "create",
@@ -50,7 +48,6 @@ __all__ = [
     "list_models",
     "list_pretrained",
     "load_pretrained",
-    "merge_lora",
     "partition_specs",
     "reads_tokens",
     "save",

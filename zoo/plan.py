@@ -241,8 +241,7 @@ def scales(
     Pass the result to an optimizer of `mupax.optim`.
 
     Args:
-      model: a model of the zoo, possibly abstract (from `nnx.eval_shape`). Its linear
-        layers may have adapters of `zoo.add_lora`.
+      model: a model of the zoo, possibly abstract (from `nnx.eval_shape`).
       batch: (base, target) batch size in examples; None if they are equal.
       examples: (base, target) number of examples of the whole training; None if they
         are equal. See `optim.TrainingScale` for the rules.
@@ -280,9 +279,8 @@ def scales(
         if names is None:
             raise ValueError(
                 f"parameter {name!r} is not one of the zoo's {type(model).__name__}, "
-                "so its scale is unknown; add adapters by zoo.add_lora. For other new "
-                "layers, e.g. nnx.LoRA, get the scales by optim.infer_scales(base, "
-                "target, inputs=(x,))"
+                "so its scale is unknown; for a model with new layers, e.g. nnx.LoRA, "
+                "get the scales by optim.infer_scales(base, target, inputs=(x,))"
             )
         layers = None
         if len(variable.shape) == len(names) + 1:
@@ -324,7 +322,7 @@ def axis_names(model: nnx.Module) -> dict[str, tuple[str, ...]]:
         name, names = "/".join(map(str, path)), variable.get_metadata().get("axes")
         if names is None:
             raise ValueError(
-                f"parameter {name!r} has no axis names; add adapters by zoo.add_lora"
+                f"parameter {name!r} is not one of the zoo and has no axis names"
             )
         lead = (LAYERS,) * (len(variable.shape) - len(names))
         by_path[name] = (*lead, *names)

@@ -58,7 +58,6 @@ RULES: Rules = {
     "depthwise": None,
     "squeeze": None,
     "narrow": None,
-    "rank": None,
     LAYERS: None,
 }
 
@@ -106,8 +105,8 @@ def partition_specs(
         if axes is None:
             if isinstance(variable, nnx.Param) and sizes.keys() - {"data"}:
                 raise ValueError(
-                    f"parameter {name!r} has no axis names, so only the mesh axis "
-                    '"data" is possible; add adapters by zoo.add_lora(...)'
+                    f"parameter {name!r} is not one of the zoo and has no axis names, "
+                    'so only the mesh axis "data" is possible'
                 )
             continue
         axes = (LAYERS,) * (len(variable.shape) - len(axes)) + tuple(axes)

@@ -489,12 +489,9 @@ def exported_names(model: nnx.Module, layout: str | None = None) -> dict[Leaf, S
         record.check(model, layout)
         return sources(model, record.layout(model, layout))
     except ValueError as error:
-        remedy = "use another layout, or zoo.save"
-        if nnx.state(model, nnx.LoRAParam):
-            remedy = "call zoo.merge_lora(model) first"
         raise ValueError(
             f"the layout {layout!r} cannot hold this {type(model).__name__}: "
-            f"{str(error).partition('; ')[0]}; {remedy}"
+            f"{str(error).partition('; ')[0]}; use another layout, or zoo.save"
         ) from None
 
 

@@ -126,7 +126,7 @@ def _check_parts(model: nnx.Module, name: str, options: Mapping[str, Any]) -> No
     except ValueError as error:
         raise ValueError(
             f"loading could not rebuild this model: {error}. A part of it was replaced "
-            "or added; with adapters, call zoo.merge_lora(model) first; for another "
+            "or added; for another "
             "head, load or create it with out_features=...; store other changed models "
             "with Orbax"
         ) from None
