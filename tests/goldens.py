@@ -86,7 +86,8 @@ def check_gradients(
     most = max(np.abs(v).max() for v in theirs.values())
     found = nnx.to_flat_state(gradients)
     ours = {"/".join(map(str, k)): np.asarray(v[...]) for k, v in found}
-    for (path, layer), source in foreign.layout(model, weights).items():
+    table = foreign.match(model, weights).table
+    for (path, layer), source in table.items():
         if path not in ours:  # statistics
             continue
         expected = theirs.pop(source.key) if source.part is None else theirs[source.key]
@@ -95,7 +96,7 @@ def check_gradients(
         size = most if path.endswith(still) else size
         off = np.abs(part - source.read(expected)).max()
         assert off < tolerance * size, (path, layer)
-    fused = {s.key for s in foreign.layout(model, weights).values() if s.part}
+    fused = {source.key for source in table.values() if source.part}
     assert not any(theirs[key].any() for key in theirs.keys() - fused)
 
 

@@ -244,14 +244,7 @@ def test_end_tokens_are_read_from_the_files_of_transformers(tmp_path):
         ({"eos_token_id": [3, 2, 10**6]}, {}, (3, 2)),
         ({"eos_token_id": 3}, {"generation_config": {"eos_token_id": [5]}}, (5,)),
         ({"eos_token_id": 3}, {"generation_config": {}}, (3,)),
-        (
-            {},
-            {
-                "tokenizer_config": {"eos_token": {"content": "</s>"}},
-                "tokenizer": {"added_tokens": [{"id": 7, "content": "</s>"}]},
-            },
-            (7,),
-        ),
+        ({"eos_token_id": 7}, {}, (7,)),
     ):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()

@@ -98,11 +98,9 @@ class Options:
     param_dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
-        for name, kinds in _types(type(self)).items():
+        check_values(self)
+        for name in _types(type(self)):
             value = getattr(self, name)
-            if not any(_fits(value, kind) for kind in kinds):
-                needed = " or ".join(map(_described_kind, kinds))
-                raise ValueError(f"{name}={reprlib.repr(value)} must be {needed}")
             items = value if isinstance(value, tuple | list) else (value,)
             if any(isinstance(item, int) and abs(item) > _LARGEST for item in items):
                 raise ValueError(
@@ -198,10 +196,27 @@ class Options:
         return 1.0
 
 
-def _types(options: type[Options]) -> dict[str, tuple[Any, ...]]:
-    """Types of the options that are checked: all but names, dtypes and objects."""
+def check_values(holder: Any, where: str = "") -> None:
+    """Check that attributes have their annotated types, and lie in their `Range`.
+
+    Args:
+      holder: of the attributes.
+      where: end of the name in the message, e.g. " of row 3".
+
+    Raises:
+      ValueError: one does not; the message names it.
+    """
+    for name, kinds in _types(type(holder)).items():
+        value = getattr(holder, name)
+        if not any(_fits(value, kind) for kind in kinds):
+            needed = " or ".join(map(_described_kind, kinds))
+            raise ValueError(f"{name}={reprlib.repr(value)}{where} must be {needed}")
+
+
+def _types(holder: type) -> dict[str, tuple[Any, ...]]:
+    """Types of the attributes that are checked: all but dtypes and objects."""
     checked = {}
-    for name, hint in typing.get_type_hints(options, include_extras=True).items():
+    for name, hint in typing.get_type_hints(holder, include_extras=True).items():
         union = typing.get_origin(hint) in (types.UnionType, typing.Union)
         kinds = typing.get_args(hint) if union else (hint,)
         kinds = tuple(map(_known_kind, kinds))
@@ -227,12 +242,12 @@ def _described_kind(kind: Any) -> str:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether the value of an option has a type of its annotation."""
+    """Whether the value of an attribute has a type of its annotation."""
     items: Any = value
     if typing.get_origin(kind) is Literal:
         return isinstance(value, str) and value in typing.get_args(kind)
     if typing.get_origin(kind) is Annotated:
-        fits = _fits(value, kind.__origin__)
+        fits = _fits(value, _known_kind(kind.__origin__))
         # The values of hyperparameters in a trace are not known.
         known = not isinstance(value, jax.Array | optim.Traced)
         return fits and not (known and not kind.__metadata__[0].holds(value))

@@ -97,6 +97,13 @@ class Plan:
         axis = self["embed"]
         return axis.size / axis.base
 
+    def readout_size(self, ratio: float) -> float:
+        """Initial size of a readout over its base's, at this ratio of its fan-in."""
+        scale = optim.ParamScale(
+            "", optim.Role.OUTPUT, (), (), width_in=ratio, width_last=ratio
+        )
+        return self.parametrization.rows[scale.role].init.of(scale)
+
     def scale(
         self,
         names: Sequence[str],

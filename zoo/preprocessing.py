@@ -5,19 +5,32 @@ import dataclasses
 import logging
 import math
 import numbers
+import reprlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from flax import nnx
 
+from .family import Count, Range, check_values
 from .registry import default_options, recipe
 
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
-CROP_MODES = ("center", "squash", "border")
-CROP_ROUNDINGS = ("even", "down")
 LARGEST_SIDE = 2**15  # pixels, as codecs and resizing support
-LEAST_CROP = 0.01
+_Size = Annotated[
+    tuple[int, int, int],
+    Range(
+        f"(height, width, channels), each a whole number from 1 to {LARGEST_SIDE}",
+        lambda size: (
+            len(size) == 3
+            and all(type(n) is int and 0 < n <= LARGEST_SIDE for n in size)
+        ),
+    ),
+]
+_Labels = Annotated[
+    tuple[str, ...],
+    Range("a tuple of strings", lambda names: all(isinstance(n, str) for n in names)),
+]
+_Crop = Annotated[float, Range("a number from 0.01 to 1", lambda x: 0.01 <= x <= 1)]
 #: Lowest and highest mean and std, where white is 1; pixels are normalized in float32.
 STATISTICS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6)}
 logger = logging.getLogger("mupax.zoo")
@@ -33,7 +46,7 @@ class DataConfig:
       size: (height, width, channels) of the input.
       mean: per channel, on the [0, 1] scale, e.g. 0.485.
       std: per channel, on the [0, 1] scale.
-      interpolation: filter for resizing; one of `INTERPOLATIONS`.
+      interpolation: filter for resizing: "nearest", "bilinear", "bicubic" or "lanczos".
       crop: fraction of the shorter side that the center crop of evaluation keeps. Both
         sides of `size` over `crop`, rounded down, are the size before the crop.
       crop_mode: "center" keeps the aspect ratio; "squash" resizes both sides; "border"
@@ -57,65 +70,36 @@ class DataConfig:
       'center'
     """
 
-    size: tuple[int, int, int]
+    size: _Size
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    interpolation: str = "bilinear"
-    crop: float = 1.0
-    crop_mode: str = "center"
-    crop_rounding: str = "even"
-    labels: tuple[str, ...] | None = None
-    projection: int | None = None
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    crop: _Crop = 1.0
+    crop_mode: Literal["center", "squash", "border"] = "center"
+    crop_rounding: Literal["even", "down"] = "even"
+    labels: _Labels | None = None
+    projection: Count | None = None
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std", "labels"):
             value = getattr(self, name)
             if isinstance(value, list):
-                value = tuple(value)
-                object.__setattr__(self, name, value)
-            if not isinstance(value, tuple) and (name, value) != ("labels", None):
-                raise ValueError(f"{name}={_shown(value)} must be a tuple")
-        if not all(isinstance(label, str) for label in self.labels or ()):
-            raise ValueError(f"labels={_shown(self.labels)} must be strings")
-        size = self.size
-        if len(size) != 3 or not all(
-            type(n) is int and 0 < n <= LARGEST_SIDE for n in size
-        ):
-            raise ValueError(
-                f"size={_shown(size)} must be (height, width, channels), each a whole "
-                f"number from 1 to {LARGEST_SIDE}"
-            )
+                object.__setattr__(self, name, tuple(value))
+        check_values(self)
         for name, (low, high) in STATISTICS.items():
             value = getattr(self, name)
-            if len(value) != size[2] or not all(_lies(v, low, high) for v in value):
+            if len(value) != self.size[2] or not all(
+                _lies(v, low, high) for v in value
+            ):
                 raise ValueError(
-                    f"{name}={_shown(value)} must be one number for each of {size[2]} "
-                    f"channels, from {low:g} to {high:g}, where white is 1"
+                    f"{name}={reprlib.repr(value)} must be one number for each of "
+                    f"{self.size[2]} channels, from {low:g} to {high:g}, where white "
+                    "is 1"
                 )
-        for name, known in (
-            ("interpolation", INTERPOLATIONS),
-            ("crop_mode", CROP_MODES),
-            ("crop_rounding", CROP_ROUNDINGS),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name}={_shown(getattr(self, name))} must be one of "
-                    f"{', '.join(known)}"
-                )
-        outputs = self.projection
-        if outputs is not None and (type(outputs) is not int or outputs < 1):
-            raise ValueError(
-                f"projection={outputs!r} must be a whole number, at least 1, or None "
-                "for a readout of classes"
-            )
-        if outputs is not None and self.labels is not None:
+        if self.projection is not None and self.labels is not None:
             raise ValueError(
                 "a readout is a projection or has labels, not both: projection="
-                f"{outputs} and {len(self.labels)} labels were given"
-            )
-        if not _lies(self.crop, LEAST_CROP, 1):
-            raise ValueError(
-                f"crop={_shown(self.crop)} must be a number from {LEAST_CROP} to 1"
+                f"{self.projection} and {len(self.labels)} labels were given"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -165,11 +149,6 @@ def _lies(value: Any, low: float, high: float) -> bool:
     """Whether a value is a number, not NaN, from `low` to `high`."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_number and bool(low <= value <= high)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _short(value: Any) -> str:

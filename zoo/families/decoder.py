@@ -11,8 +11,6 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from mupax import optim
-
 from ..family import Count
 from ..layers.attention import (
     BlockOptions,
@@ -311,13 +309,7 @@ def tied_multiplier(plan: Plan) -> float:
 
     Source: Tensor Programs V, App. B.1.
     """
-    point = plan.parametrization
-    if not point.scaled:
-        return 1.0
-    scale = optim.ParamScale(
-        "", optim.Role.OUTPUT, (), (), width_in=plan.width, width_last=plan.width
-    )
-    return point.rows[optim.Role.OUTPUT].init.of(scale)
+    return plan.readout_size(plan.width) if plan.parametrization.scaled else 1.0
 
 
 # --- Files of transformers ---

@@ -5,12 +5,12 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..family import Count, Positive
+from ..family import Count, Fraction, Natural, Positive, Range, check_values
 from ..layers.basic import ACTIVATIONS, Dense, Nonlinearity
 from ..layers.conv import DEPTHWISE, BatchNorm, Conv, fan_out_conv
 from ..layers.squeeze import SqueezeExcite
@@ -20,7 +20,7 @@ from ..registry import Record, register
 from ..weights.sources import Layout
 
 Kind = Literal["separable", "inverted", "fused", "plain", "plain_residual"]
-_KINDS = ("separable", "inverted", "fused", "plain", "plain_residual")
+_Odd = Annotated[int, Range("an odd whole number", lambda n: n >= 1 and n % 2 == 1)]
 
 
 class Row(NamedTuple):
@@ -44,15 +44,15 @@ class Row(NamedTuple):
     Source: Tan and Le 2019 (arXiv:1905.11946), Table 1.
     """
 
-    stage: int
+    stage: Natural
     kind: Kind
-    blocks: int
-    kernel: int
-    stride: int
-    expansion: float
-    channels: int
-    squeeze: float = 0.0
-    nonlinearity: str = ""
+    blocks: Count
+    kernel: _Odd
+    stride: Count
+    expansion: Positive
+    channels: Count
+    squeeze: Fraction = 0.0
+    nonlinearity: Nonlinearity | Literal[""] = ""
 
 
 def _round(channels: float, divisor: int = 8) -> int:
@@ -378,31 +378,11 @@ def _row(given: Any) -> Row:
         raise ValueError(
             f"row {given!r} must be {', '.join(Row._fields)}, the last two optional"
         ) from None
-    if row.kind not in _KINDS:
-        raise ValueError(f"kind {row.kind!r} of {given!r} must be one of {_KINDS}")
-    for field in ("blocks", "kernel", "stride", "channels"):
-        value = getattr(row, field)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"{field} {value!r} of {given!r} must be a whole number, at least 1"
-            )
-    for field in ("expansion", "squeeze"):
-        if not isinstance(getattr(row, field), int | float):
-            raise ValueError(f"{field} of {given!r} must be a number")
-    if row.kernel % 2 == 0:
-        raise ValueError(f"kernel {row.kernel} of {given!r} must be odd")
-    expands = row.kind in ("inverted", "fused")
-    if not row.expansion > 0 or (row.expansion != 1 and not expands):
+    check_values(row, f" of {given!r}")
+    if row.expansion != 1 and row.kind not in ("inverted", "fused"):
         raise ValueError(
-            f"expansion {row.expansion} of {given!r} must be "
-            f"{'positive' if expands else f'1: a {row.kind!r} block has none'}"
-        )
-    if not 0 <= row.squeeze <= 1:
-        raise ValueError(f"squeeze {row.squeeze} of {given!r} must lie in [0, 1]")
-    if row.nonlinearity and row.nonlinearity not in ACTIVATIONS:
-        raise ValueError(
-            f"nonlinearity {row.nonlinearity!r} of {given!r} must be one of "
-            f"{', '.join(ACTIVATIONS)}"
+            f"expansion={row.expansion} of {given!r} must be 1: a {row.kind!r} block "
+            "has none"
         )
     return row
 
@@ -549,19 +529,9 @@ def _scaled(
       **more: further options.
     """
     rows, ends = [], (0, len(given) - 1) if fixed_ends else ()
-    for i, (
-        stage,
-        kind,
-        count,
-        kernel,
-        stride,
-        expansion,
-        channels,
-        *rest,
-    ) in enumerate(given):
-        out, n = _round(channels * wide), math.ceil(count * deep)
-        n = count if i in ends else n
-        rows.append((stage, kind, n, kernel, stride, expansion, out, *rest))
+    for i, row in enumerate(given):
+        count = row[2] if i in ends else math.ceil(row[2] * deep)
+        rows.append((*row[:2], count, *row[3:6], _round(row[6] * wide), *row[7:]))
     stem, head = _round(32 * wide), max(1280, _round(1280 * wide))
     return _fixed(tuple(rows), *((32, 1280) if fixed_ends else (stem, head)), **more)
 

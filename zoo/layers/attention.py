@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from mupax import optim
-
 from ..family import Count, Family, Positive, Rate, Remat, ResidualOptions
 from ..plan import Axis, Plan
 from ..sharding import platform, weight
@@ -201,11 +199,7 @@ def logit_scale(plan: Plan) -> float:
       (0.0625, 0.125)
     """
     axis = plan["head_dim"]
-    ratio = axis.size / axis.base
-    head = optim.ParamScale(
-        "", optim.Role.OUTPUT, (), (), width_in=ratio, width_last=ratio
-    )
-    return 1 / math.sqrt(axis.base) * plan.parametrization.rows[head.role].init.of(head)
+    return 1 / math.sqrt(axis.base) * plan.readout_size(axis.size / axis.base)
 
 
 class Attention(nnx.Module):

@@ -162,20 +162,6 @@ def _prefix(layout: Layout, names: Iterable[str]) -> tuple[int, str]:
     return count, prefix
 
 
-def layout(model: nnx.Module, arrays: Mapping[str, Any]) -> dict[Leaf, Source]:
-    """Map a model's variables to arrays of a file, whose layout follows from its keys.
-
-    Args:
-      model: the model that the file fills, possibly abstract.
-      arrays: arrays, or other objects with a shape, by key.
-
-    Raises:
-      ValueError: files of other libraries are not supported for this kind of model, or
-        the file's layout does not fit it.
-    """
-    return _table(model, names_of(model, arrays))
-
-
 def _table(model: nnx.Module, names: Names) -> dict[Leaf, Source]:
     record = record_of(model)
     record.check(model, names.layout)

@@ -337,8 +337,7 @@ def _check_weights(path: pathlib.Path) -> None:
 def _ends(files: _Repository, vocab: int) -> dict[str, tuple[int, ...]]:
     """The option `eos` of a decoder of transformers; empty if no file states it.
 
-    As in transformers, generation_config.json goes before config.json. Without both,
-    the end token is that of the tokenizer.
+    As in transformers, generation_config.json goes before config.json.
 
     Raises:
       ValueError: a file is damaged.
@@ -366,14 +365,7 @@ def _ends(files: _Repository, vocab: int) -> dict[str, tuple[int, ...]]:
             )
         # A model with a smaller vocabulary than its tokenizer cannot write the others.
         return {"eos": tuple(token for token in ends if 0 <= token < vocab)}
-    token = read("tokenizer_config.json").get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(text, str):
-        return {}
-    added = read("tokenizer.json").get("added_tokens")
-    rows = [row for row in added if isinstance(row, dict)] if added else []
-    found = (row.get("id") for row in rows if row.get("content") == text)
-    return {"eos": tuple(x for x in found if type(x) is int and 0 <= x < vocab)}
+    return {}
 
 
 def _parts(index: pathlib.Path) -> list[str]:
