@@ -187,13 +187,10 @@ class Options:
             tuple(known.items()),
             optim.parametrization(self.parametrization or self.default_parametrization),
             self.depth / self.tuned_depth,
-            self._branch_multiplier(),
+            getattr(self, "branch_multiplier", 1.0),
             self.dtype,
             self.param_dtype,
         )
-
-    def _branch_multiplier(self) -> float:
-        return 1.0
 
 
 def check_values(holder: Any, where: str = "") -> None:
@@ -267,9 +264,6 @@ class ResidualOptions(Options):
     """
 
     branch_multiplier: Positive = 1.0
-
-    def _branch_multiplier(self) -> float:
-        return self.branch_multiplier
 
 
 class Family(nnx.Module):

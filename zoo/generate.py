@@ -122,9 +122,7 @@ def generate(
     return generated
 
 
-def _padded(
-    tokens: Any,
-) -> tuple[Any, Int[np.ndarray, " batch"] | None]:
+def _padded(tokens: Any) -> tuple[Any, Int[np.ndarray, " batch"] | None]:
     """Prompts as one array, and the number of padding tokens before each, if any.
 
     Raises:

@@ -8,6 +8,7 @@ device stores a part of every weight and gathers the whole when it is used) and 
 import contextlib
 import contextvars
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,9 +121,7 @@ def partition_specs(
     return specs
 
 
-def complete_rules(
-    changes: Rules | None = None,
-) -> Rules:
+def complete_rules(changes: Rules | None = None) -> Rules:
     """Return `RULES` with changes.
 
     Raises:
@@ -329,7 +328,4 @@ def _auto(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 
 
 def _count(mesh: Mesh | AbstractMesh, axes: tuple[str, ...]) -> int:
-    count = 1
-    for axis in axes:
-        count *= mesh.shape[axis]
-    return count
+    return math.prod(mesh.shape[axis] for axis in axes)

@@ -172,10 +172,7 @@ class ViT(Transformer, options=ViTOptions):
         def learned(names: tuple[str, ...], exists: bool) -> nnx.Variable[Any] | None:
             if not exists:
                 return None
-            made = self.plan.param(
-                rngs.params, names, inputs=0, init="normal", gain=gain
-            )
-            return made[0]
+            return self.plan.param(rngs.params, names, init="normal", gain=gain)[0]
 
         self.position = learned(("positions", "embed"), options.position)
         self.token = learned(("embed",), class_token)

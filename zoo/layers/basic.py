@@ -466,14 +466,10 @@ def _changed(
 
     Assignment replaces the array object, so comparing by identity works in a trace too.
     """
-    old = {path: variable.get_raw_value() for path, variable in _flat(before)}
-    return nnx.from_flat_state(
-        [(path, v) for path, v in _flat(after) if v.get_raw_value() is not old[path]]
-    )
-
-
-def _flat(state: nnx.State[Any, Any]) -> list[tuple[Any, nnx.Variable[Any]]]:
-    return list(nnx.to_flat_state(state))
+    old = {path: v.get_raw_value() for path, v in nnx.to_flat_state(before)}
+    new = nnx.to_flat_state(after)
+    changed = [(path, v) for path, v in new if v.get_raw_value() is not old[path]]
+    return nnx.from_flat_state(changed)
 
 
 def _saves_products(primitive: Any, *arguments: Any, **options: Any) -> bool:

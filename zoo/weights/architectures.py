@@ -92,18 +92,17 @@ def named(record: Record, options: Mapping[str, Any]) -> Architecture:
             fits.append(Architecture(name, other))
     if fits:
         return min(fits, key=lambda fit: len(fit.options))
-    known = default_options(_base(record))
-    return Architecture(
-        _base(record), {k: v for k, v in full.items() if known.get(k) != v}
-    )
+    base = _base(record)
+    known = default_options(base)
+    return Architecture(base, {k: v for k, v in full.items() if known.get(k) != v})
 
 
 def timm_architecture(name: str) -> Architecture | None:
     """The model that timm's architecture of this name is; None if the zoo lacks it."""
     for record in records():
+        if name in record.sizes and name in record.timm:
+            return Architecture(name, {})
         if name in record.timm:
-            if name in record.sizes:
-                return Architecture(name, {})
             return named(record, record.timm[name])
     return None
 

@@ -246,16 +246,14 @@ def _match(
     unexpected = [
         key
         for key in left
-        if not (
-            _BUFFERS.search(key)
-            or unused.search(key)
-            or (fresh and key in head)
-            or _is_embedding_again(model, key, arrays, table)
-        )
+        if not (_BUFFERS.search(key) or unused.search(key) or (fresh and key in head))
     ]
-    if "lm_head.weight" in unexpected and hasattr(model, "tied_multiplier"):
-        said = "the file holds 'lm_head.weight', which is not the embedding; pass "
-        raise Misfit(said, {"tied": "False"})
+    if "lm_head.weight" in unexpected and ("embedding", None) in table:
+        unexpected.remove("lm_head.weight")
+        embedding = arrays.get(table["embedding", None].key)
+        if not np.array_equal(arrays["lm_head.weight"], embedding):
+            said = "the file holds 'lm_head.weight', which is not the embedding; pass "
+            raise Misfit(said, {"tied": "False"})
     wrong = explain_mismatch(model, arrays, unexpected, needed - arrays.keys(), needed)
     if wrong:
         raise wrong
@@ -382,20 +380,6 @@ def _size_options(
     if any(shape[i] != source.shape[i] for i in other):
         return ()
     return "; pass ", {_OPTION_OF[names[path][sized[0]]]: str(shape[axis])}
-
-
-def _is_embedding_again(
-    model: nnx.Module,
-    key: str,
-    arrays: Mapping[str, np.ndarray],
-    table: Mapping[Leaf, Source],
-) -> bool:
-    """Whether a key is a copy of the embedding, stored as readout of a tied model."""
-    source = table.get(("embedding", None))
-    tied = key == "lm_head.weight" and getattr(model, "readout", None) is None
-    return (
-        source is not None and tied and np.array_equal(arrays[key], arrays[source.key])
-    )
 
 
 def layouts(model: nnx.Module) -> tuple[str, ...]:

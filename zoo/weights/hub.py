@@ -104,5 +104,4 @@ def download(
 
 def _reason(error: Exception) -> str:
     """The type of an error and its first line. Addresses in it may be signed."""
-    line, name = public(files.reason(error)), type(error).__name__
-    return name if line == name else f"{name}: {line}"
+    return f"{type(error).__name__}: {public(files.reason(error))}"

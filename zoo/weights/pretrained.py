@@ -246,8 +246,9 @@ def read_source(
     unused = foreign.fill(model, arrays, **may)
     complete(model, rngs)
     remember(model, files.data(), resized=resized)
-    assumed = "" if described else _assumption(model, name, source, arrays)
-    return Loaded(model, unused, assumed, foreign.names_of(model, arrays).layout)
+    layout = foreign.names_of(model, arrays).layout
+    assumed = "" if described else _assumption(name, source, layout)
+    return Loaded(model, unused, assumed, layout)
 
 
 def read_data_config(source: str | os.PathLike[str]) -> DataConfig | None:
@@ -454,13 +455,7 @@ def _check_same_function(
         raise
 
 
-def _assumption(
-    model: nnx.Module,
-    name: str,
-    source: str | os.PathLike[str],
-    arrays: Mapping[str, np.ndarray],
-) -> str:
-    layout = foreign.names_of(model, arrays).layout
+def _assumption(name: str, source: str | os.PathLike[str], layout: str) -> str:
     library = layout.partition("_")[0]
     if library not in ("timm", "torchvision", "transformers"):
         library = "transformers" if reads_tokens(name) else "big_vision"
