@@ -315,8 +315,8 @@ def read_timm(config: Mapping[str, Any]) -> DataConfig | None:
         return None
     channels, height, width = cfg["input_size"]
     crop = cfg.get("crop_pct")
-    interpolation = cfg.get("interpolation") or "bilinear"
-    mode = cfg.get("crop_mode") or "center"
+    interpolation: Any = cfg.get("interpolation") or "bilinear"
+    mode: Any = cfg.get("crop_mode") or "center"
     if interpolation == "random":
         interpolation = "bilinear"
     names = config.get("label_names", cfg.get("label_names"))
@@ -351,7 +351,7 @@ def _timm_projection(config: Mapping[str, Any], cfg: Mapping[str, Any]) -> int |
 
 
 # Numbers of Pillow's filters.
-_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+_FILTERS: Mapping[int, Any] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 @_reading("the preprocessing of transformers")
@@ -387,7 +387,8 @@ def read_transformers(
         cropping = "crop_pct" in processor or processor.get("crop_size")
         edge, size = (given, {}) if cropping else (None, {"height": given})
     crop_size = processor.get("crop_size")
-    crop, mode, side = 1.0, "center", _pair(size) if edge is None else (edge, edge)
+    mode: Any = "center"
+    crop, side = 1.0, _pair(size) if edge is None else (edge, edge)
     if processor.get("do_center_crop", crop_size is not None) and crop_size:
         both = crop_size if isinstance(crop_size, Mapping) else {"height": crop_size}
         cut = _pair(both)

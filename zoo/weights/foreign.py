@@ -250,8 +250,8 @@ def _match(
     ]
     if "lm_head.weight" in unexpected and ("embedding", None) in table:
         unexpected.remove("lm_head.weight")
-        embedding = arrays.get(table["embedding", None].key)
-        if not np.array_equal(arrays["lm_head.weight"], embedding):
+        key = table["embedding", None].key
+        if not np.array_equal(arrays["lm_head.weight"], arrays.get(key, np.nan)):
             said = "the file holds 'lm_head.weight', which is not the embedding; pass "
             raise Misfit(said, {"tied": "False"})
     wrong = explain_mismatch(model, arrays, unexpected, needed - arrays.keys(), needed)
