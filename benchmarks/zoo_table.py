@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.extend import core
 
 from mupax import zoo
+from mupax.experiments.estimate.flops import count_flops
 from mupax.zoo import registry
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "zoo.md"
@@ -84,42 +84,10 @@ def parameters(model: nnx.Module) -> int:
 def flops(model: nnx.Module, x: jax.ShapeDtypeStruct) -> int:
     """Multiplications and additions in the matrix products and convolutions.
 
-    Counted in the jaxpr: XLA's own count takes the body of a scan once, however many
-    layers it has. All of a causal attention's logits count, as they are computed.
+    All of a causal attention's logits count, as they are computed.
     """
     graph, state = nnx.split(model)
-    run = jax.make_jaxpr(lambda s, x: nnx.merge(graph, s)(x))
-    return _count(run(state, x).jaxpr)
-
-
-def _count(jaxpr: Any) -> int:
-    total = 0
-    for equation in jaxpr.eqns:
-        params = equation.params
-        match equation.primitive.name:
-            case "dot_general":
-                (summed, _), _ = params["dimension_numbers"]
-                shape = equation.invars[0].aval.shape
-                out = math.prod(equation.outvars[0].aval.shape)
-                total += 2 * out * math.prod(shape[axis] for axis in summed)
-            case "conv_general_dilated":
-                kernel = equation.invars[1].aval.shape
-                channels = params["dimension_numbers"].rhs_spec[0]
-                out = math.prod(equation.outvars[0].aval.shape)
-                total += 2 * out * math.prod(kernel) // kernel[channels]
-            case name:
-                times = params["length"] if name == "scan" else 1
-                inner = sum(_count(j) for j in _jaxprs(params))
-                if inner and name in ("while", "cond"):
-                    raise ValueError(f"how often {name!r} runs its body is not known")
-                total += times * inner
-    return total
-
-
-def _jaxprs(params: dict[str, Any]) -> list[Any]:
-    kinds = (core.Jaxpr, core.ClosedJaxpr)
-    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, kinds))
-    return [getattr(x, "jaxpr", x) for x in leaves if isinstance(x, kinds)]
+    return int(count_flops(lambda s, x: nnx.merge(graph, s)(x), state, x))
 
 
 @functools.cache

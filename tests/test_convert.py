@@ -1,8 +1,6 @@
 """`mupax convert`: the files of other libraries to directories of ours, and back."""
 
-import json
 import pathlib
-import pickle
 import shutil
 import subprocess
 import sys
@@ -244,42 +242,22 @@ def test_a_wrong_flag_is_named(args, said, ours, tmp_path, monkeypatch, capsys):
     assert said in refused(capsys, tmp_path, f"--source={ours}", *args)
 
 
-@pytest.mark.parametrize(
-    "fault", ["truncated", "pickle", "missing", "no model", "int8"]
-)
+@pytest.mark.parametrize("fault", ["missing", "no model", "int8"])
 def test_a_wrong_file_is_named_and_nothing_written(fault, tmp_path, capsys):
     weights = golden("vit_token")[0]
     source = tmp_path / "weights.safetensors"
     args = flags("vit_token")
-    said = "cannot be read"
+    said = "there is no model"
     if fault == "int8":
         key, said = "head.weight", "'head.weight' holds int8"
         weights[key] = weights[key].astype(np.int8)
     if fault != "missing":
         write(source, weights)
-    else:
-        said = "there is no model"
-    if fault == "truncated":
-        source.write_bytes(source.read_bytes()[:-10])
-    if fault == "pickle":
-        source = tmp_path / "weights.pth"
-        source.write_bytes(pickle.dumps({}))
-        said = "can run code and are not supported"
     if fault == "no model":
         args, said = [], "--model is missing"
     assert said in refused(
         capsys, tmp_path, f"--source={source}", f"--out={tmp_path}/x", *args
     )
-
-
-def test_a_directory_that_is_not_whole_is_refused(ours, tmp_path, capsys):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text((ours / "config.json").read_text())
-    args = [f"--source={broken}", f"--out={tmp_path}/x.npz"]
-    assert "cannot be read" in refused(capsys, tmp_path, *args)
-    (broken / "config.json").write_text(json.dumps({"format": 99}))
-    assert "holds no model of zoo.save" in refused(capsys, tmp_path, *args)
 
 
 def test_the_embedding_repeated_as_the_readout_is_left_and_another_is_not():

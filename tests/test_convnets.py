@@ -100,9 +100,25 @@ def logits(model, x):
     return quick(lambda s, x: nnx.merge(graph, s)(x))(state, x)
 
 
+def repository(folder, case, **changes):
+    """The files of transformers; their config names the classes."""
+    weights, data = golden(case)
+    labels = {"id2label": dict.fromkeys("01234", "x")}
+    config = json.loads(str(data["config"])) | labels | changes
+    write(folder / "model.safetensors", weights)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_the_library_and_export_writes_what_was_read(case):
-    model = loaded(case)
+def test_logits_are_those_of_the_library_and_export_writes_what_was_read(
+    case, tmp_path
+):
+    """Networks of transformers are read by their config."""
+    if case.startswith("hf_"):
+        model = zoo.load_pretrained(repository(tmp_path, case))
+    else:
+        model = loaded(case)
     check_export(model, golden(case)[0])
     model.eval()
     assert apart(logits(model, images(case)), golden(case)[1]["logits"]) < TOLERANCE
@@ -245,33 +261,16 @@ def test_squeeze_and_excitation_takes_the_nonlinearity_of_its_block():
 # Repositories.
 
 
-def repository(folder, case, config, **changes):
-    write(folder / "model.safetensors", {**golden(case)[0], **changes})
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("hf_")])
-def test_a_repository_of_transformers_is_read_by_its_config(case, tmp_path):
-    _, data = golden(case)
-    config = json.loads(str(data["config"])) | {"id2label": dict.fromkeys("01234", "x")}
-    model = zoo.load_pretrained(repository(tmp_path, case, config))
-    model.eval()
-    assert apart(logits(model, images(case)), data["logits"]) < TOLERANCE
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("hf_")])
 def test_a_backbone_of_transformers_gets_a_new_head(case, tmp_path):
     """As `ResNetModel` writes it: without a prefix, and without a head."""
-    weights, data = golden(case)
+    repository(tmp_path, case, architectures=["ResNetModel"])
     bare = {
         key.split(".", 1)[1]: array
-        for key, array in weights.items()
+        for key, array in golden(case)[0].items()
         if not key.startswith("classifier")
     }
-    config = json.loads(str(data["config"])) | {"architectures": ["ResNetModel"]}
     write(tmp_path / "model.safetensors", bare)
-    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"without a head.*pass out_features="):
         zoo.load_pretrained(tmp_path)
     model = zoo.load_pretrained(tmp_path, out_features=3)

@@ -140,7 +140,7 @@ def rules(**fields: object) -> dict[str, object]:
         ({"options": {"base_width": 10**400}}, "base_width holds a number beyond"),
         ({"options": {"depth": 10**9}}, "GB of memory"),
         ({"options": {"depth": 3}}, r"cannot be read: .* has shape \(2, 8, 8\)"),
-        ({"options": {"input_shape": ["n"]}}, "a tuple of whole numbers"),
+        ({"options": {"input_shape": ["n"]}}, "must be whole numbers"),
         ({"options": {"block_depth": 10**9}}, "block_depth=1000000000 must"),
         ({"options": {"parametrization": {"parametrization": []}}}, "cannot be read"),
         (rules(name=False), "name of a parametrization is False"),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from goldens import apart, check_export, check_gradients, golden, repository
+from goldens import golden, repository
 from jax.sharding import AbstractMesh
 from test_llama import TOKENS, loss_of
 
@@ -18,7 +18,6 @@ from mupax.zoo.layers.bilinear import formed
 from mupax.zoo.layers.experts import Grouped, balance_loss
 
 KINDS = ("mixtral", "qwen3_moe")
-TOLERANCE = 1e-5
 TINY = {
     "width": 16,
     "depth": 2,
@@ -35,27 +34,19 @@ def tiny(seed=0, **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_gradients_and_balance_are_those_of_transformers(kind, tmp_path):
+def test_the_balance_loss_is_that_of_transformers(kind, tmp_path):
     model = zoo.load_pretrained(repository(tmp_path, kind))
     model.eval()
-    weights, data = golden(kind)
-    check_export(model, weights)
+    data, (graph, params) = golden(kind)[1], nnx.split(model)
     tokens = jnp.asarray(data["tokens"])
-    graph, params = nnx.split(model)
 
     @jax.jit
     def run(params):
-        def loss(params):
-            model = nnx.merge(graph, params)
-            return loss_of(model, tokens), (model(tokens), model.routing(tokens))
+        model = nnx.merge(graph, params)
+        return model.routing(tokens)[1], _probabilities(model, tokens)
 
-        return jax.value_and_grad(loss, has_aux=True)(params)
-
-    (_, (logits, (_, used))), gradients = run(params)
-    assert apart(logits, data["logits"]) < TOLERANCE
-    check_gradients(gradients, model, kind, TOLERANCE)
+    used, blocks = run(params)
     # Theirs pools the blocks before it multiplies, and counts choices per token.
-    blocks = jax.jit(lambda p: _probabilities(nnx.merge(graph, p), tokens))(params)
     whole = balance_loss(blocks.reshape(-1, 4), model.options.routing)
     assert float(2 * whole) == pytest.approx(float(data["balance"]), rel=1e-5)
     np.testing.assert_allclose(used.sum(axis=1), 1, rtol=1e-6)

@@ -64,15 +64,6 @@ def test_a_saved_model_comes_back_from_its_directory_alone(tmp_path, options):
     saving.save(again, tmp_path / "copy")
 
 
-def test_the_card_says_what_it_is_and_how_to_load_it(tmp_path):
-    notes = "Trained on nothing."
-    card = (
-        saving.save(build(), tmp_path / "it", notes=notes) / "README.md"
-    ).read_text()
-    for said in ("resmlp", "depth_mup", "zoo.load_pretrained", notes):
-        assert said in card
-
-
 def test_the_card_of_a_run_has_metrics_settings_and_command(tmp_path):
     yaml = pytest.importorskip("yaml")
     training = zoo.Training(
@@ -82,10 +73,12 @@ def test_the_card_of_a_run_has_metrics_settings_and_command(tmp_path):
         source="timm/some@main",
         command="mupax train --config x",
     )
-    folder = zoo.save(build(), tmp_path / "it", training=training)
+    notes = "Trained on nothing."
+    folder = zoo.save(build(), tmp_path / "it", notes=notes, training=training)
     _, header, text = (folder / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(header)["library_name"] == "mupax"
     for said in (
+        *("resmlp", "depth_mup", "zoo.load_pretrained", notes),
         "    initial weights: timm/some@main",
         "    test accuracy: 0.875\n    test loss: 0.33333",
         "    steps: 7",

@@ -14,7 +14,6 @@ from goldens import (
     check_gradients,
     drawn,
     golden,
-    repository,
     run,
 )
 
@@ -143,13 +142,6 @@ def test_a_head_is_left_or_started_anew_where_that_is_asked_for():
     with pytest.raises(ValueError, match="out_features=0 for features"):
         foreign.match(headed, weights)
     assert foreign.match(headed, weights, new_head=True).fresh == "readout"
-
-
-@pytest.mark.parametrize("name", ["hf_clip", "hf_dinov2_reg"])
-def test_a_repository_of_transformers_is_enough(name, tmp_path):
-    data = golden(name)[1]
-    model = zoo.load_pretrained(repository(tmp_path, name))
-    assert apart(run(model, data["images"]), data["outputs"]) < TOLERANCE
 
 
 # Configs as published, shortened to what is read.
