@@ -5,8 +5,7 @@ from typing import Any, TypeAlias
 
 import optax
 
-from ..rules.multipliers import RECIPES, Family, family_of, multipliers
-from ..rules.optimizers import optimizer_rule
+from ..rules.multipliers import RECIPES, Family, multipliers
 from ..scales.paths import flatten
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
@@ -48,15 +47,11 @@ def build(
       rule: the optimizer or family whose rule holds; by default `name`.
       **options: of `optimizer_rule`.
     """
-    point, rule = resolve(scales), rule or name
+    rule = rule or name
     recipe = RECIPES[rule]
     if decay is None and not recipe.partner and recipe.decay != "update":
         refuse_decay(scales, name)
-    rates = {
-        path: optimizer_rule(rule, scale, point, **options).learning_rate
-        for path, scale in scales.items()
-    }
-    scaling = scale_updates(rates, scales, family_of(rule))
+    scaling = scale_updates(rule, scales, **options)
 
     def init(params: optax.Params) -> optax.OptState:
         if recipe.least is not None:

@@ -9,7 +9,6 @@ from typing import Any, ParamSpec, TypeAlias, get_args
 import jax
 import optax
 
-from ..rules.parametrizations import Parametrization, list_parametrizations
 from ..scales.table import Scales, check_scales
 
 Arguments = ParamSpec("Arguments")
@@ -79,7 +78,6 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
         raise ValueError(
             f"{name}={value!r} must be a number"
             + (" or a schedule" * (name == "learning_rate"))
-            + _parametrization_hint(value)
         ) from None
     if not finite:
         raise ValueError(f"{name}={value} must be finite")
@@ -107,9 +105,3 @@ _NUMBERS = (
     "consistent_rms",
     "decay_rate",
 )
-
-
-def _parametrization_hint(value: object) -> str:
-    if isinstance(value, Parametrization) or value in list_parametrizations():
-        return "; pass the parametrization to infer_scales(..., parametrization=...)"
-    return ""

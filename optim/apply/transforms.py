@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from ..rules.multipliers import (
-    Family,
     family_of,
     is_one,
     multipliers,
@@ -75,27 +74,28 @@ def scale_by_parametrization(
       >>> {k: round(float(v[0, 0]), 4) for k, v in updates.items()}
       {'in': -0.1, 'mid': -0.025, 'out': -0.025}
     """
-    point = resolve(scales)
+    resolve(scales)
     refuse_decay(scales, "scale_by_parametrization")
-    rates = {
-        p: optimizer_rule(family, s, point).learning_rate for p, s in scales.items()
-    }
-    return scale_updates(rates, scales, family_of(family))
+    return scale_updates(family, scales)
 
 
 def scale_updates(
-    factors: Mapping[str, Any], scales: Scales, family: Family
+    optimizer: str, scales: Scales, **options: Any
 ) -> optax.GradientTransformation:
     """Multiply updates by factors of the learning rate; see above for its warnings.
 
     Args:
-      factors: those of the parametrization.
+      optimizer: its name, or its family.
       scales: of the model, with the factors of groups.
-      family: of the optimizer.
+      **options: of `optimizer_rule`.
     """
-    point = resolve(scales)
+    point, family = resolve(scales), family_of(optimizer)
+    rates = {
+        path: optimizer_rule(optimizer, scale, point, **options).learning_rate
+        for path, scale in scales.items()
+    }
     groups = {path: module.update(family) for path, module in scales.modules.items()}
-    scaling = multiply_leaves(Kind.SCALING, factors, scales, groups)
+    scaling = multiply_leaves(Kind.SCALING, rates, scales, groups)
     missing = missing_multipliers(scales)
 
     def init(params: optax.Params) -> optax.OptState:

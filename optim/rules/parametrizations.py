@@ -395,8 +395,7 @@ residual, sp
     else:
         if not isinstance(name, str):
             raise ValueError(
-                f"the parametrization is {name!r}; pass a name, e.g. 'depth_mup', and "
-                "options of the optimizer by name, e.g. weight_decay=0.1"
+                f"the parametrization is {name!r}; pass a name, e.g. 'depth_mup'"
             )
         if name not in _REGISTRY:
             raise ValueError(unknown("parametrization", name, _REGISTRY))
