@@ -127,8 +127,8 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
         alt=f"{title}. Training loss against {noun}, a line per {axis}, a panel per "
         "parametrization; a star marks each optimum.",
         caption=f"Training loss at the end of a run{over_seeds if seeds > 1 else ''}. "
-        f"Crosses above a panel are runs that diverged, a row per {axis}; at a pale "
-        "cross only some seeds diverged. A run counts as diverged if its loss is not "
+        f"Crosses at the top are runs that diverged, a row per {axis}; at a pale cross "
+        "only some seeds diverged. A run counts as diverged if its loss is not "
         "finite, or ends above twice the chance-level loss. Lines stop where the first "
         "seed diverged. The bar below the stars spans the best values."
         f"{rates if name == _RATE else ''}",

@@ -17,7 +17,6 @@ from .data import Axis, SweepData
 from .style import (
     COLUMNS,
     INK,
-    LANE,
     MUTED,
     canvas,
     headings,
@@ -29,6 +28,7 @@ from .style import (
 )
 
 _STAR: dict[str, Any] = {"marker": "*", "ms": 14, "mec": INK, "mew": 0.9}
+_ROW = 0.04  # height of a row of diverged runs, as a share of the panel
 # A logarithmic axis needs limits even when there is no loss to show.
 _NO_LIMITS = (0.1, 1.0)
 
@@ -41,7 +41,7 @@ def sweep_figure(
     """Draw the sweep of one hyperparameter along one axis of size.
 
     Diverged runs have no loss to plot. They are crosses at their values of the
-    hyperparameter, in a lane above each panel with a row per size.
+    hyperparameter, at the top of each panel with a row per size.
     """
     transfers = data.along_axis(name, axis)
     cells = [cell for t in transfers for cell in t.cells]
@@ -52,9 +52,9 @@ def sweep_figure(
     title = sentences.title(data, name, axis) if titled else ""
     body = canvas(4.3 * rows + 0.5, title)
     panels = body.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    x_limits, y_limits = _limits(cells)
+    x_limits, y_limits = _limits(cells, len(sizes))
     ticks = _ticks(name, cells)
-    lanes = []
+    heads = []
     for panel, transfer in zip(panels, transfers, strict=False):
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
         panel.set_xticks(ticks, [sentences.tick(name, x) for x in ticks])
@@ -64,15 +64,11 @@ def sweep_figure(
             panel.tick_params(labelleft=False)
         _draw_runs(panel, transfer.cells, axis, looks)
         _draw_change(panel, transfer)
-        lane = panel.inset_axes((0, 1, 1, 0.04 + 0.03 * len(sizes)), facecolor=LANE)
-        lane.set(xlim=x_limits, ylim=(-0.8, len(sizes) - 0.2), xticks=[])
-        _draw_lane(
-            lane, transfer.cells, axis, looks, labelled=panel in panels[::columns]
-        )
+        _draw_diverged(panel, transfer.cells, axis, looks)
         caption = f"{sentences.sign(transfer)} {transfer.words}"
         color = INK if transfer.key == data.main else MUTED
-        lanes.append((lane, data.keys[transfer.key], caption, color))
-    headings(lanes, columns)
+        heads.append((panel, data.keys[transfer.key], caption, color))
+    headings(heads, columns)
     for panel in panels[len(transfers) :]:
         panel.set_axis_off()
     body.supxlabel(_x_label(name, ticks), color=MUTED)
@@ -110,7 +106,9 @@ def _x_label(name: str, ticks: list[float]) -> str:
     return f"{noun} (grid lines are {2 ** min(steps):g}x apart)"
 
 
-def _limits(cells: Sequence[Cell]) -> tuple[tuple[float, float], tuple[float, float]]:
+def _limits(
+    cells: Sequence[Cell], sizes: int
+) -> tuple[tuple[float, float], tuple[float, float]]:
     """Limits of the coordinate and of the loss, shared by all panels."""
     # A little more than half a grid spacing on either side.
     margin = 0.6 * min(float(np.diff(c.log2_lr).min(initial=1.0)) for c in cells)
@@ -121,35 +119,22 @@ def _limits(cells: Sequence[Cell]) -> tuple[tuple[float, float], tuple[float, fl
     if shown is None:
         return (x_low, x_high), _NO_LIMITS
     low, high = shown
-    # The ruler of the shift needs room below the lines.
-    room = 10 ** (-0.24 * math.log10(high / low))
-    return (x_low, x_high), (low * room, high * 10**0.06)
+    # Room below the lines for the ruler of the shift, and above for diverged runs.
+    below, above = ((high / low) ** share for share in (0.24, 0.05 + _ROW * sizes))
+    return (x_low, x_high), (low / below, high * above)
 
 
-def _draw_lane(
-    ax: Any, cells: Sequence[Cell], axis: Axis, looks: Looks, *, labelled: bool
-) -> None:
+def _draw_diverged(ax: Any, cells: Sequence[Cell], axis: Axis, looks: Looks) -> None:
     """Crosses for diverged runs; pale ones where only some seeds diverged."""
     rows = list(looks)
     for cell in cells:
-        size = getattr(cell, axis)
-        share = cell.diverged.mean(axis=0)
-        some = share > 0
-        color = looks[size]["color"]
-        shades = [(*color[:3], 1.0 if s == 1 else 0.4) for s in share[some]]
-        ax.scatter(
-            cell.log2_lr[some],
-            np.full(int(some.sum()), rows.index(size)),
-            marker="x",
-            s=17,
-            linewidths=1.3,
-            c=shades or None,
-        )
-    ax.set_yticks([(len(rows) - 1) / 2] if labelled else [], ["diverged"][:labelled])
-    ax.tick_params(length=0, labelsize=8.5, pad=3)
-    ax.grid(False)
-    for side in ax.spines.values():
-        side.set_visible(False)
+        size, share = getattr(cell, axis), cell.diverged.mean(axis=0)
+        style = {"color": looks[size]["color"], "transform": ax.get_xaxis_transform()}
+        height = 1 - _ROW * (len(rows) - rows.index(size) - 0.4)
+        for x, lost in zip(cell.log2_lr, share, strict=True):
+            if lost:
+                alpha = 1.0 if lost == 1 else 0.4
+                ax.plot(x, height, "x", ms=4.5, mew=1.3, alpha=alpha, **style)
 
 
 def _draw_runs(ax: Any, cells: Sequence[Cell], axis: Axis, looks: Looks) -> None:
