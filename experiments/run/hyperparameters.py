@@ -117,6 +117,13 @@ def tuned(config: Any, values: Mapping[str, Any]) -> Any:
     return dataclasses.replace(config, **changes)
 
 
+# Keys of the base's config that a transfer replaces or checks.
+_TUNED = (
+    *("model", "parametrization", "optimizer", "schedule", "modules"),
+    *("batch_size", "base_batch_size", "clip_norm", "init_scale", "label_smoothing"),
+)
+
+
 def transfer_record(
     base: Any,
     values: Mapping[str, float],
@@ -130,10 +137,11 @@ def transfer_record(
       base_examples: examples of the base's training, if the hyperparameters follow the
         length of training.
     """
+    config = tuned(base, values).plain()
     return {
         "hyperparameters": dict(values),
         "base_examples": base_examples,
-        "config": tuned(base, values).plain(),
+        "config": {key: config[key] for key in _TUNED},
     }
 
 
