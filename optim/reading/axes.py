@@ -232,7 +232,7 @@ class Axes:
     def _is_diagonal(self, node: Node) -> bool:
         """Whether a vector times the identity is a diagonal matrix."""
         alone = len([axes for axes in self.labels[node.id] if axes]) == 1
-        return alone and any(map(_is_identity, node.operands))
+        return alone and any(map(is_identity, node.operands))
 
     def _keep_gains(self, node: Node) -> None:
         found = NONE.union(*(self._gains.get(x.id, NONE) for x in node.operands))
@@ -650,9 +650,13 @@ class Axes:
             }
             return
         self._elementwise(node)
-        for a, axes in enumerate(self._of(source)):
-            one = [x.op == "slice" and x.shape[a] == 1 for x in self.uses(source)]
-            if source.shape[a] > 1 and all(one):  # looked up for all layers at once
+        every = self._of(source)
+        for a, axes in enumerate(every):
+            alone = sum(bool(x & axes) for x in every) == 1
+            one = (x.op == "slice" and x.shape[a] == 1 for x in self.uses(source))
+            if (
+                source.shape[a] > 1 and alone and all(one)
+            ):  # looked up for all layers at once
                 self._mark(node, [(axes, Use.COPY)])
 
     def _op_select_n(self, node: Node) -> None:
@@ -742,7 +746,7 @@ def _is_constant_factor(node: Node) -> bool:
     return node.op == "mul" and node.operands[1].value is not None
 
 
-def _is_identity(node: Node) -> bool:
+def is_identity(node: Node) -> bool:
     """Whether a value is one, or true, on a diagonal: places on two axes are equal."""
     node = origin(node)
     if node.op != "eq" or len(node.shape) != 2 or node.shape[0] != node.shape[1]:

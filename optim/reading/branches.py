@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 
 import numpy as np
 
@@ -124,6 +124,7 @@ class Branches:
             branch = self._branch(node)
             if branch is not None:
                 self.all.append(branch)
+        self._add_crossing()
         self._add_first()
         self._leave_out_crossing()
         self._add_biases()
@@ -161,10 +162,46 @@ class Branches:
                 first, _ = self.trunk(skip)
         self.all.sort(key=place)
 
-    def _only_for(self, end: Node) -> frozenset[int]:
-        """Ids of the nodes whose only use is to compute a value, with its own."""
+    def _add_crossing(self) -> None:
+        """Add what a stream with branches of its own gets from another stream.
+
+        Each layer adds it on the same line, after a branch of the layer.
+        """
+        known = {b.add.id: b for b in self.all}
+        spots = {b.add.spot for b in (*self.all, *self.around)}
+        found: dict[int, tuple[Node, Node, Node]] = {}
+        for node in self._program.nodes:
+            data = node.op == "add" and all(x.data for x in node.operands)
+            if not data or node.id in known or not node.line or node.spot in spots:
+                continue
+            for skip, end in (node.operands, node.operands[::-1]):
+                at, inner = self.trunk(skip)[0], 0
+                while at.id in known:
+                    at, inner = known[at.id].trunk, inner + 1
+                if inner and at.op == "add" and at.spot == node.spot:
+                    at_end = at.operands[node.operands.index(end)]
+                    before = at.operands[node.operands.index(skip)]
+                    found[at.id] = at, before, at_end
+                    found[node.id] = node, skip, end
+        for add, skip, end in found.values():
+            inside = self._only_for(end, known)
+            if self._kernels(inside):
+                made = self._made(add, self.trunk(skip)[0], end, inside)
+                self.all += [made] if made is not None else []
+        self.all.sort(key=place)
+
+    def _only_for(self, end: Node, stops: Collection[int] = ()) -> frozenset[int]:
+        """Ids of the nodes whose only use is to compute a value, with its own.
+
+        Args:
+          end: the value.
+          stops: ids of streams; what they are computed from is left out.
+        """
         kept = {end.id}
-        sources = reach([end], lambda node: [x for x in earlier(node) if x.operands])
+        sources = reach(
+            [end],
+            lambda node: [x for x in earlier(node) if x.operands and x.id not in stops],
+        )
         for node in sorted(sources, key=lambda node: -node.id):
             if all(user.id in kept for user in self._axes.uses(node)):
                 kept.add(node.id)
@@ -316,6 +353,9 @@ class Branches:
                     inside |= self._only_for(end)  # e.g. gates of a memory's values
                 if inside and self._kernels(inside):
                     simple = not any(x.add.id in inside for x in self.all)
+                    if start.id < trunk.id and not simple:  # by another stream
+                        own = self._only_for(end, {x.add.id for x in self.all})
+                        inside = own if self._kernels(own) else inside
                     if node.op == "sub" and not (simple and self._is_stream(node)):
                         continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
@@ -377,15 +417,14 @@ class Branches:
         return bool(self._kernels(after))
 
     def is_skip(self, node: Node, streams: Set[int]) -> bool:
-        """Whether it is an earlier value of a stream, times a number that is learned.
+        """Whether it is an earlier value of a stream, times weights that are learned.
 
         Such weights begin with one for the latest value and zero for others.
         """
         if node.op != "mul":
             return False
         for weight, value in (node.operands, node.operands[::-1]):
-            number = weight.weight and math.prod(origin(weight).shape) == 1
-            if number and self.trunk(value)[0].id in streams:
+            if weight.weight and self.trunk(value)[0].id in streams:
                 return True
         return False
 

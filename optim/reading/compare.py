@@ -408,11 +408,17 @@ class Comparison:
     @staticmethod
     def _outermost(branches: list[Branch]) -> list[Branch]:
         adds = {b.add.id: b for b in branches}
+        following: dict[int, list[Branch]] = {}
+        for b in branches:
+            following.setdefault(b.trunk.id, []).append(b)
 
         def is_within(branch: Branch, other: Branch) -> bool:
             """Whether the stream of a branch starts within another branch."""
             if branch is other or branch.add.id not in other.inside:
                 return False
+            after = following.get(branch.add.id, ())
+            if any(x.add.id not in other.inside and x is not other for x in after):
+                return False  # of two streams that read each other
             trunk = branch.trunk
             while trunk.id in other.inside and trunk.id in adds:
                 trunk = adds[trunk.id].trunk

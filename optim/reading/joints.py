@@ -201,7 +201,8 @@ def _params_of_part(call: Node, index: Index, size: int) -> dict[str, Any]:
     params = call.params
     for name in ("limit_indices", "slice_sizes"):
         if name in params and index.out is not None:
-            params = {**params, name: _resized(tuple(params[name]), index.out, size)}
+            axis = index.axes[0]
+            params = {**params, name: _resized(tuple(params[name]), axis, size)}
     if call.op == "conv_general_dilated" and len(index.axes) == 2 and index.out:
         params = {**params, "feature_group_count": size}
     return params

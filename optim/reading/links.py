@@ -215,7 +215,7 @@ def _gather(node: Node) -> Iterator[Index]:
     gone = {*numbers.collapsed_slice_dims, *batch}
     kept = [a for a in range(len(node.operands[0].shape)) if a not in gone]
     for a, out in zip(kept, numbers.offset_dims, strict=True):
-        yield Index(out, {0: a}, mixed=True)
+        yield Index(out, {0: a}, node.shape[out] != node.operands[0].shape[a])
 
 
 def _scan_in(node: Node) -> Iterator[Index]:

@@ -312,7 +312,8 @@ class _Finder:
         walk.back(node, axis, cuts)
         if (walk.kernel or node.weight) and not walk.stopped:
             self._keep(walk)
-            if node.param is None:  # an axis of a parameter is read without cuts
+            if node.param is None or len(cuts) + 1 < node.shape[axis]:
+                # else an axis of its own
                 self._count(walk, len(cuts) + 1, lambda: self._in_a_row(node, axis))
 
     def scan(self, node: Node) -> None:
@@ -354,6 +355,7 @@ class _Finder:
             return [x for x in self._axes.uses(at) if not is_kernel(x)]
 
         entered = [*reach(last, before_kernels)]
+        entered += [x for at in entered if at.weight for x in self._axes.uses(at)]
         after = {x.id for x in reach(last, self._axes.uses)}
         start = [x for x in reach(first, self._axes.uses) if is_kernel(x)]
         made = {x.id for x in reach(start, self._axes.uses)}
@@ -494,6 +496,8 @@ class _Walk:
             if batch or not any(x.weight for x in sources):
                 return
             self.kernel = True
+        if node.op == "gather" and node.operands[0].weight:
+            self.kernel = True  # rows of a table
         moved = _offset(node, axis)
         if moved is not None:
             if repeats == 1:

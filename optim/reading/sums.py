@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from .axes import Axes
+from .axes import Axes, is_identity
 from .branches import Branches
 from .degrees import constant_that_matters
 from .links import PRODUCTS
@@ -107,6 +107,10 @@ class Sums:
             return None  # over layers (see `Totals`) or steps
         inner = self._trunk(node.operands[0])
         size = math.prod(node.operands[0].shape[a] for a in axes)
+        if inner.op in ("mul", "select_n") and any(map(is_identity, inner.operands)):
+            if len(axes) == 1:
+                return None  # the entries of a diagonal
+            size //= inner.shape[-1]
         sides: tuple[Node, ...]
         if inner.op == "integer_pow" and inner.params["y"] == 2:
             sides = (inner.operands[0],) * 2

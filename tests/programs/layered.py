@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .kit import floats, layers, program, zeros
+from .kit import floats, layers, program, tokens, zeros
 from .plain import T, X, attention
 from .recent import BLOCK, ENDS, mlp, model, norm
 from .transformers import flat, heads
@@ -317,3 +317,104 @@ def two_inner_steps_with_momentum(n):
         return norm(x + flat(y) @ p["o"]) @ p["out"]
 
     return p, T, call
+
+
+@program({**ENDS, "film": "Ib", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def rows_of_a_table_for_all_layers(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, film=(4, L * 2 * n))
+    p |= {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x, task):
+        x, film = x @ p["in"], p["film"][task].reshape(2, L, 2, n)
+        for i, w in enumerate(p["b"]):
+            x = x + mlp(w, norm(x) * film[:, i, 0][:, None] + film[:, i, 1][:, None])
+        return norm(x) @ p["out"]
+
+    return p, (floats(2, 6, 5), tokens(2)), call
+
+
+@program({**ENDS, r"b/\d/(a1|b1)": "Hb", r"b/\d/(a2|b2|ab|ba)": "He"}, deep=True)
+def two_streams_with_branches_that_exchange(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys(("a1", "a2", "b1", "b2", "ab", "ba"), (n, n)))}
+
+    def pooled(x):
+        return x.reshape(2, 3, 2, n).mean(2)
+
+    def call(p, x):
+        a = x @ p["in"]
+        b = pooled(a)
+        for w in p["b"]:
+            a = a + jax.nn.relu(norm(a) @ w["a1"]) @ w["a2"]
+            b = b + jax.nn.relu(norm(b) @ w["b1"]) @ w["b2"]
+            more, less = jnp.repeat(norm(b) @ w["ba"], 2, 1), pooled(norm(a)) @ w["ab"]
+            a, b = a + more, b + less
+        return norm(a) @ p["out"], norm(b) @ p["out"]
+
+    return p, (floats(2, 6, 5),), call
+
+
+@program({"a": "I", "b|c": "H"})
+def correlations_on_a_diagonal_as_in_barlow_twins(n):
+    p = zeros(a=(5, n), b=(n, n), c=(n, 4 * n))
+
+    def call(p, *views):
+        one, two = (
+            jax.nn.relu(jax.nn.relu(x @ p["a"]) @ p["b"]) @ p["c"] for x in views
+        )
+        one, two = ((z - z.mean(0)) / (z.std(0) + 1e-5) for z in (one, two))
+        return jnp.mean((jnp.diag(one.T @ two / 4) - 1) ** 2)
+
+    return p, (floats(4, 5), floats(4, 5)), call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def kernels_of_all_layers_stacked_by_rows(n, L):
+    def call(p, x):
+        x = p["in"][x]
+        for i in range(L):
+            u, d = (p[name][i * n : (i + 1) * n] for name in "ud")
+            x = x + jax.nn.relu(norm(x) @ u) @ d
+        return norm(x) @ p["out"]
+
+    return zeros(**{"in": (7, n), "out": (n, 7)}, u=(L * n, n), d=(L * n, n)), T, call
+
+
+@program({**BLOCK, "gains": "V"}, deep=True)
+def skips_of_a_unet_with_learned_gains(n, L):
+    def call(p, x):
+        x, kept = norm(p["in"][x]), []
+        for i, w in enumerate(p["b"]):
+            if i < L // 2:
+                kept.append(x)
+            else:
+                x = x + p["gains"][i - L // 2] * kept.pop()
+            x = x + attend(w, norm(x))
+            x = x + mlp(w, norm(x))
+        return norm(x) @ p["out"]
+
+    return model(n, L) | zeros(gains=(L // 2, n)), T, call
+
+
+@program(
+    {**BLOCK, "hint": "I", r"c/\d/(q|k|v|u)": "Hb", r"c/\d/(o|d|z)": "He"}, deep=True
+)
+def control_tower_that_adds_to_each_layer(n, L):
+    square = dict.fromkeys("qkvoud", (n, n))
+    p = model(n, L) | {"in": jnp.zeros((5, n)), "hint": jnp.zeros((4, n))}
+
+    def call(p, x, hint):
+        x = x @ p["in"]
+        c, more = x + hint @ p["hint"], []
+        for w in p["c"]:
+            c = c + attend(w, norm(c))
+            c = c + mlp(w, norm(c))
+            more.append(c @ w["z"])
+        for w, z in zip(p["b"], more, strict=True):
+            x = x + attend(w, norm(x))
+            x = x + mlp(w, norm(x))
+            x = x + z
+        return norm(x) @ p["out"]
+
+    p |= {"c": layers(L, **square, z=(n, n))}
+    return p, (floats(2, 6, 5), floats(2, 6, 4)), call
