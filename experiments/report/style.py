@@ -160,7 +160,7 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
     if decades < 0.5:  # the numbers 1, 2 and 5 could leave it without labels
         axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     else:
-        axis.set_major_locator(LogLocator(subs=(1,) if decades > 2.5 else (1, 2, 5)))
+        axis.set_major_locator(LogLocator(subs=(1,) if decades > 1.6 else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
 

@@ -32,6 +32,7 @@ _ROW = 0.04  # height of a row of diverged runs, as a share of the panel
 # A logarithmic axis needs limits even when there is no loss to show.
 _NO_LIMITS = (0.1, 1.0)
 
+Range = tuple[float, float]
 Looks = dict[int, dict[str, Any]]  # line styles by size
 
 
@@ -52,14 +53,14 @@ def sweep_figure(
     title = sentences.title(data, name, axis) if titled else ""
     body = canvas(4.3 * rows + 0.5, title)
     panels = body.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    x_limits, y_limits = _limits(cells, len(sizes))
+    x_limits, y_limits, shown = _limits(cells, len(sizes))
     ticks = _ticks(name, cells)
     heads = []
     for panel, transfer in zip(panels, transfers, strict=False):
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
         panel.set_xticks(ticks, [sentences.tick(name, x) for x in ticks])
         panel.tick_params(labelsize=10)
-        log_ticks(panel.yaxis, *y_limits)
+        log_ticks(panel.yaxis, *shown)
         if y_limits == _NO_LIMITS:
             panel.tick_params(labelleft=False)
         _draw_runs(panel, transfer.cells, axis, looks)
@@ -106,10 +107,8 @@ def _x_label(name: str, ticks: list[float]) -> str:
     return f"{noun} (grid lines are {2 ** min(steps):g}x apart)"
 
 
-def _limits(
-    cells: Sequence[Cell], sizes: int
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Limits of the coordinate and of the loss, shared by all panels."""
+def _limits(cells: Sequence[Cell], sizes: int) -> tuple[Range, Range, Range]:
+    """Limits of the coordinate and of the loss in all panels, and those of the runs."""
     # A little more than half a grid spacing on either side.
     margin = 0.6 * min(float(np.diff(c.log2_lr).min(initial=1.0)) for c in cells)
     x_low = min(c.log2_lr.min() for c in cells) - margin
@@ -117,11 +116,11 @@ def _limits(
     starts = [c.curves[..., 0] for c in cells if c.curves.shape[-1]]
     shown = loss_range([c.loss for c in cells], starts)
     if shown is None:
-        return (x_low, x_high), _NO_LIMITS
+        return (x_low, x_high), _NO_LIMITS, _NO_LIMITS
     low, high = shown
     # Room below the lines for the ruler of the shift, and above for diverged runs.
     below, above = ((high / low) ** share for share in (0.24, 0.05 + _ROW * sizes))
-    return (x_low, x_high), (low / below, high * above)
+    return (x_low, x_high), (low / below, high * above), shown
 
 
 def _draw_diverged(ax: Any, cells: Sequence[Cell], axis: Axis, looks: Looks) -> None:
