@@ -403,8 +403,8 @@ def _axes(
                 "around; write a grid, e.g. sweep.axes.learning_rate='2**[-12:-3:1]'"
             )
         half = _DEFAULT_VALUES // 2
-        rates = [rate * 2.0**i for i in range(-half, half + 1)]
-        axes["learning_rate"] = grids.parse("learning_rate", rates)
+        around = [rate * 2.0**i for i in range(-half, half + 1)]
+        axes["learning_rate"] = grids.parse("learning_rate", around)
     rates = axes.pop("learning_rate")
     if len(rates) < 3:
         raise UserError(

@@ -70,7 +70,7 @@ def _lines(
         line.sort(key=lambda p: (math.prod(p.sizes), p.sizes))
         if line[1:]:
             yield _Line(key, "joint", line, [math.prod(p.sizes) for p in line], None)
-    for choice, axis in TRAININGS.items():
+    for choice, over in TRAININGS.items():
         lines: dict[str, list[Population]] = {}
         for p in populations:
             if p.sizes == base and choice in p.choices:
@@ -79,7 +79,7 @@ def _lines(
             if line[1:]:
                 line.sort(key=lambda p: p.choices[choice])
                 sizes = [p.choices[choice] for p in line]
-                yield _Line(key, axis, line, sizes, tuned.get(choice))
+                yield _Line(key, over, line, sizes, tuned.get(choice))
 
 
 def cells_beside(
