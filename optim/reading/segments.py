@@ -497,6 +497,8 @@ class _Walk:
                 return
             self.kernel = True
         if node.op == "gather" and node.operands[0].weight:
+            if len(cuts) + 1 == node.shape[axis]:
+                return  # an axis of its own
             self.kernel = True  # rows of a table
         moved = _offset(node, axis)
         if moved is not None:
