@@ -183,7 +183,7 @@ def test_a_sweep_over_training_has_a_verdict_over_it(choice, axis):
         f"With Depth-μP, the learning rate transfers across {axis}."
     )
     # The verdicts of the only depth and width would say nothing.
-    (same, moving) = data.shown
+    (moving, same) = data.shown  # in the order of labels
     assert (same.sizes, same.base) == ((16, 32, 64, 128), 0)
     assert moving.verdict is Verdict.COSTS
     assert moving.trend.slope == pytest.approx(0.5, abs=0.1)
