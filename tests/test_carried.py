@@ -22,7 +22,7 @@ RATE = {
     "muon": lambda s: optim.muon(1e-2, s, weight_decay=0.1, per_head=has_heads(s)),
     "muon of whole kernels": lambda s: optim.muon(1e-2, s, split_fused=False),
     # Null spaces of gradients are rounding, which only an eps keeps small.
-    "soap": lambda s: optim.soap(1e-2, s, eps=1e-3, weight_decay=0.1),
+    "soap": lambda s: optim.soap(1e-2, s, weight_decay=0.1),
     "shampoo": lambda s: optim.shampoo(1e-2, s, weight_decay=0.1),
     "scion": lambda s: optim.scion(1e-2, s, weight_decay=0.1, per_head=has_heads(s)),
     "adam_h": lambda s: optim.adam_h(1e-2, s, eps=1e-3),
@@ -119,9 +119,6 @@ def double():
     st.booleans(),
 )
 def test_carried_equals_multiplied(optimizer, name, wider, deeper, attends, gain):
-    if optimizer == "soap":
-        # Orthogonal iteration amplifies rounding to 1e-9, but powers of two are exact.
-        name, wider, deeper = "completep", 4, 2
     width, depth = wider * BASE[0], deeper * BASE[1]
     alpha = optim.parametrization(name).alpha
     key = jax.random.key(0)

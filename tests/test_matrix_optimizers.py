@@ -56,7 +56,7 @@ BY_HAND = {
 }
 
 
-MOMENTS = ("adam", "adam_h", "soap")
+MOMENTS = ("adam", "adam_h")
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -181,7 +181,8 @@ class Soap:
             self.m = 0.95 * self.m + 0.05 * g
             self.v = 0.95 * self.v + 0.05 * (left.T @ g @ right) ** 2
             m, v = (x / (1 - 0.95**self.t) for x in (self.m, self.v))
-            u = left @ (left.T @ m @ right / (np.sqrt(v) + 1e-8)) @ right.T
+            size = np.sqrt(v) + 1e-3 * np.sqrt(v.max())
+            u = left @ (left.T @ m @ right / size) @ right.T
             u /= np.linalg.norm(u, 2)
         self.left = 0.95 * self.left + 0.05 * g @ g.T
         self.right = 0.95 * self.right + 0.05 * g.T @ g
@@ -365,7 +366,8 @@ def change(name, layers, size):
         for i, (k, s) in enumerate(large.items())
     }
     params["out"] *= (size[0] / BASE[0]) ** -0.5
-    quick = {"xla_backend_optimization_level": 0}
+    # Without optimization, products of the reflections in SOAP's basis are slow.
+    quick = {} if name == "soap" else {"xla_backend_optimization_level": 0}
     return float(
         jnp.log(jax.jit(jax.vmap(train), compiler_options=quick)(params)).mean()
     )
@@ -373,10 +375,13 @@ def change(name, layers, size):
 
 OPTIMIZERS = {
     name: functools.partial(getattr(optim, name), 0.5 if name == "sgd" else 0.01)
-    for name in ("muon", "scion", "adam_h", "muon_h", "sgd", "adam")
+    for name in ("muon", "scion", "adam_h", "muon_h", "shampoo", "lion", "sgd", "adam")
 }
+# Directions that gradients hardly have would grow to full steps: with eps=1e-3, the
+# default, outputs change as width^-0.12 here, and with 1e-8 as width^-0.6.
+OPTIMIZERS["soap"] = functools.partial(optim.soap, 0.01, eps=1e-2)
 OPTIMIZERS["schedule_free"] = functools.partial(optim.schedule_free, optim.adam, 0.01)
-LONG = ("sgd", "adam", "schedule_free")
+LONG = ("sgd", "adam", "schedule_free", "shampoo", "soap")
 
 
 @pytest.mark.parametrize("layers", [1, 2])

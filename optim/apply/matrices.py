@@ -196,7 +196,8 @@ def scale_by_kronecker(
       b2: memory of the squares of SOAP, Adam in the eigenbasis; None for Shampoo,
         L^-¼ M R^-¼.
       shampoo_beta: memory of G Gᵀ and Gᵀ G.
-      eps: of Adam, or relative to the spectral norm of L and R under Shampoo.
+      eps: relative to the largest root of an average of squares in a block, or under
+        Shampoo to the spectral norm of L and R.
       frequency: steps between two decompositions.
       block_size: largest size of a block; None for whole matrices.
       mu_dtype: of the average of gradients.
@@ -279,11 +280,9 @@ def scale_by_kronecker(
                 into, out = rows[path], columns[path]
                 square = jnp.square(into.mT @ grads[path] @ out)
                 new["nu"][path] = _ema(nu[path], square, b2, known > 0)
-                size = jnp.sqrt(new["nu"][path] / (1 - b2**last)) + eps
+                size = jnp.sqrt(new["nu"][path] / (1 - b2**last))
+                size += eps * size.max((1, 2), keepdims=True)
                 size = jnp.where(size == 0, 1, size)
-                if mode() is not None:
-                    # Gradients of a probe have rank one; the rest is rounding.
-                    size += 1e-3 * size.max((1, 2), keepdims=True)
                 step = into @ ((into.mT @ step @ out) / size) @ out.mT
             else:
                 step = bases[0][path] @ step @ bases[1][path]

@@ -282,7 +282,7 @@ def soap(
     scales: Scales,
     b1: float = 0.95,
     b2: float = 0.95,
-    eps: float = 1e-8,
+    eps: float = 1e-3,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Mask = None,
     mu_dtype: Any | None = None,
@@ -307,7 +307,10 @@ def soap(
     Args:
       learning_rate: that of the base model, a number or a schedule.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      b1, b2, eps: as in Adam, those of the base model.
+      b1, b2: as in Adam, those of the base model.
+      eps: as in Adam, relative to the largest root of an average of squares. Where
+        gradients have a low rank, most directions hold only rounding, which Adam's eps
+        would let grow to full steps; 1e-3 is Shampoo's 1e-6 before its roots.
       weight_decay, mask: of the hidden matrices, as in `adamw`.
       mu_dtype: dtype of the average of gradients.
       shampoo_beta: memory of G Gᵀ and Gᵀ G.

@@ -152,7 +152,7 @@ RECIPES = {
     "lamb": Recipe(Family.RELATIVE, eps=1, decay="update", least=0.0),
     "adafactor": Recipe(Family.RELATIVE, eps=2, decay="step", least=1e-3),
     "muon": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
-    "soap": Recipe(Family.SPECTRAL, eps=1, partner="adamw", shape=widened),
+    "soap": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
     "shampoo": Recipe(Family.SPECTRAL, partner="adamw", shape=widened),
     "scion": Recipe(Family.SPECTRAL, partner="sign", shape=lambda n, m: (m / n) ** 0.5),
     "adam_h": Recipe(Family.SPHERE, eps=1, partner="adamw"),
