@@ -162,13 +162,12 @@ def with_layout(params, layout):
     return params | {"blocks": [change(block) for block in params["blocks"]]}
 
 
-# A whole fused kernel is another matrix than its three parts, and SOAP amplifies the
-# rounding of its product.
+# A whole fused kernel is another matrix than its three parts.
 APART = [
     # Its roots compile slowly.
     pytest.param(o, marks=pytest.mark.long) if o == "shampoo" else o
     for o in RATE
-    if o not in ("muon of whole kernels", "soap")
+    if o != "muon of whole kernels"
 ]
 
 

@@ -118,7 +118,7 @@ OPTIMIZERS = {
     "muon": functools.partial(
         optim.muon, 0.03, eps=1e-2, weight_decay=0.1, adam_weight_decay=0.2
     ),
-    "soap": functools.partial(optim.soap, 0.03, eps=1e-2, weight_decay=0.1),
+    "soap": functools.partial(optim.soap, 0.03, weight_decay=0.1),
     "shampoo": functools.partial(optim.shampoo, 0.03, weight_decay=0.1),
     "scion": functools.partial(optim.scion, 0.03, weight_decay=0.1),
     "adam_h": functools.partial(optim.adam_h, 0.03, eps=1e-2),

@@ -263,14 +263,14 @@ def scale_by_kronecker(
             for old, part in zip(left_and_right, (_left, _right), strict=True)
         ]
         old = [rows, columns]
-        start = functools.partial(_eigenvectors, iterations=8)
-        decompose = _eigenvectors if soap else functools.partial(_roots, eps=eps)
+        decompose = functools.partial(_eigenvectors if soap else _roots, eps=eps)
+        start = functools.partial(decompose, iterations=8) if soap else decompose
         bases = jax.lax.switch(
             jnp.where(state.steps % frequency, 0, jnp.where(state.steps, 1, 2)),
             [
                 lambda: old,
                 lambda: jax.tree.map(decompose, squares, old),
-                lambda: jax.tree.map(start if soap else decompose, squares, old),
+                lambda: jax.tree.map(start, squares, old),
             ],
         )
         for path, g in flatten(updates):
@@ -325,9 +325,14 @@ def _block(size: int, most: int | None) -> int:
 
 
 def _eigenvectors(
-    square: jax.Array, basis: jax.Array, iterations: int = 1
+    square: jax.Array, basis: jax.Array, eps: Any, iterations: int = 1
 ) -> jax.Array:
-    """Eigenvectors, by orthogonal iteration from those of an earlier step."""
+    """Eigenvectors of L + eps² ‖L‖, by orthogonal iteration from earlier ones.
+
+    Without eps rounding would decide between those that L leaves free.
+    """
+    ridge = eps**2 * spectral_norm(square)
+    square = square + ridge * jnp.eye(square.shape[-1], dtype=square.dtype)[None]
     for _ in range(iterations):
         basis = jnp.linalg.qr(square @ basis)[0]
     return basis
