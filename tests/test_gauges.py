@@ -190,7 +190,7 @@ models = st.builds(
 powers = st.floats(-1, 1).map(lambda x: round(x, 2))
 own_gauges = st.dictionaries(
     st.sampled_from([r.value for r in optim.Role]),
-    powers | st.builds(optim.Powers, fan_in=powers, fan_out=powers, last=powers),
+    st.builds(optim.Powers, fan_in=powers, fan_out=powers, last=powers),
 )
 gauges = st.sampled_from(["table8", "mean_field"]) | own_gauges
 points = st.one_of(
