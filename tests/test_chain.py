@@ -401,6 +401,20 @@ def test_a_mask_by_the_number_of_axes_decays_stacked_norms():
         tx.init(stacked(32))
 
 
+def test_masks_by_names_choose_the_same_parameters_without_params():
+    def layers(n):
+        return {k: {"kernel": v, "bias": v[0]} for k, v in mlp(n).items()}
+
+    axes = {"kernel": "i -> o", "head/bias": "o", "(embed|hidden)/bias": "-> o"}
+    scales = optim.infer_scales(layers(8), layers(32), axes=axes)
+    decay = optax.add_decayed_weights(
+        0.1, lambda tree: {k: {"kernel": True, "bias": False} for k in tree}
+    )
+    parts = ADAM, decay, optim.scale_by_parametrization(scales), RATE
+    with refuses("the weight decay of 'head/kernel'", "must not be scaled"):
+        optim.check_chain(optax.chain(*parts), scales)
+
+
 def test_a_chain_adds_no_state_and_compiles_once():
     links = optax.centralize(), optax.masked(sgd(), True), optax.scale(0.5)
     tx, plain = optim.chain(*links), optax.chain(*links)

@@ -31,6 +31,7 @@ from .probing import (
     Probe,
     Unchecked,
     acting,
+    nested,
     probe_shapes,
     traced,
 )
@@ -150,7 +151,7 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
         raise ValueError(
             f"tx is a {type(tx).__name__}; pass an optax.GradientTransformation"
         )
-    tree = dict.fromkeys(scales, 0.0) if params is None else params
+    tree = nested(scales) if params is None else params
     held = [scales[path] for path, _ in flatten(tree) if path in scales]
     fused = {s.path: s for s in held if s.segments and point.scaled}
     parts: dict[str, ParamScale] = {}
