@@ -225,6 +225,19 @@ def altup_that_corrects_by_what_layers_added(n, L):
     return p, T, call
 
 
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/rate": "Vb"}, deep=True)
+def streams_that_move_toward_what_layers_made_of_them(n, L):
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            h = x + mlp(w, norm(x))
+            x = x + w["rate"] * (h - x)
+        return norm(x) @ p["out"]
+
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    return p | {"b": layers(L, u=(n, n), d=(n, n), rate=(n,))}, (floats(2, 6, 5),), call
+
+
 @program({**BLOCK, r"b/\d/a": "Ob", r"b/\d/c": "Ib", r"b/\d/g": "Ve"}, deep=True)
 def laurel_around_a_norm_without_a_gain(n, L):
     def call(p, x):
