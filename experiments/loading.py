@@ -68,7 +68,7 @@ def load_model(source: str, *, name: str | None = None) -> nnx.Module:
                 f"{source} holds weights without a model's name; give --name, one of "
                 "`mupax models`"
             )
-        if name and hub.is_file_name(place):
+        if name in registry.list_models() and hub.is_file_name(place):
             known = registry.default_options(name)
             sizes = [key for key in ("width", "depth") if key not in known]
             if sizes:
@@ -82,8 +82,8 @@ def load_model(source: str, *, name: str | None = None) -> nnx.Module:
         model = zoo.load_pretrained(*given)
     except foreign.Misfit as error:
         raise UserError(
-            error.as_flags("--option ") + "; this is an option of `mupax convert`, "
-            "which writes a directory that this command reads"
+            error.as_flags("--option ") + "; `mupax convert` takes options, and "
+            "writes a directory that this command reads"
         ) from None
     except (ValueError, TypeError, OSError) as error:
         raise UserError(str(error)) from None

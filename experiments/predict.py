@@ -93,7 +93,9 @@ def predict(
     try:
         config = zoo.data_config(model)
     except ValueError as error:
-        raise UserError(str(error)) from None
+        raise UserError(
+            f"{error} and zoo.save(model, DIR) in Python, then give --model DIR"
+        ) from None
     if config.projection is not None:
         raise UserError(
             f"this {kind} is the image tower of a CLIP: its {config.projection} "

@@ -136,7 +136,7 @@ def test_more_than_a_thousand_images_are_taken(saved, picture, capsys):
         ("known", "large.png", "exceeds limit"),
         ("known", None, "no image is given"),
         ("nowhere/at/all", "image.png", "there is no model"),
-        ("unknown", "image.png", "zoo.set_data_config"),
+        ("unknown", "image.png", "and zoo.save(model, DIR)"),
         ("text.jpg", "image.png", "text.jpg"),
         ("", "image.png", "--model is missing"),
     ],
@@ -156,6 +156,15 @@ def test_a_bad_path_is_one_sentence(saved, picture, model, image, said, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_an_unknown_name_of_a_file_of_weights_is_one_sentence(
+    picture, tmp_path, capsys
+):
+    (tmp_path / "w.safetensors").touch()
+    args = [f"--model={tmp_path / 'w.safetensors'}", "--name=resnt18", str(picture[0])]
+    assert cli.main(["mupax", "predict", *args]) == 2
+    assert "the nearest is 'resnet18'" in capsys.readouterr().err
 
 
 def test_a_file_of_a_model_without_sizes_asks_for_convert(picture, tmp_path, capsys):

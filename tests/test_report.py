@@ -55,6 +55,20 @@ def report(tmp_path_factory):
     return write_report(made(), tmp_path_factory.mktemp("report"))
 
 
+def test_a_page_is_drawn_again_if_its_runs_changed(tmp_path, monkeypatch):
+    """And a transfer's, if its sweep has drawn a page of its own since."""
+    drawn = []
+    monkeypatch.setattr(
+        "mupax.experiments.report.page.report_page",
+        lambda data: drawn.append("transfer" if data.trained else "sweep") or "page",
+    )
+    sweep, transfer = (swept(), tmp_path, "runs"), (made(), tmp_path, "summary", "1")
+    for numbers in ("3 runs", "3 runs", "4 runs"):
+        write_report(*sweep, numbers)
+        write_report(*transfer)
+    assert drawn == ["sweep", "transfer", "sweep", "transfer"]
+
+
 class Reader(HTMLParser):
     """Collects what a page refers to, its images and its words."""
 

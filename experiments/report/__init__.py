@@ -38,6 +38,8 @@ def write_report(
     """
     page, file = folder / "report.html", folder / name
     known = name and page.exists() and file.exists() and file.read_text() == numbers
+    if known and data.trained:  # a page that is newer than its numbers is the sweep's
+        known = page.stat().st_mtime_ns <= file.stat().st_mtime_ns
     if not known:
         from .page import report_page  # Matplotlib takes a second to import
 

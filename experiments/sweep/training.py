@@ -76,8 +76,8 @@ def train(
     if folder is not None:
         verdicts = json.dumps(swept.verdicts, indent=1)
         with writing(folder):
-            io.write_durably(folder / "results.csv", swept.table)
-            report.write_report(swept, folder, "sweep.json", verdicts)
+            io.write_durably(folder / "sweep.json", verdicts)
+            report.write_report(swept, folder, "results.csv", swept.table)
     return swept
 
 

@@ -362,7 +362,7 @@ _OPTION_OF = {"classes": "out_features", "vocab": "vocab_size", "positions": "co
 def _size_options(
     model: nnx.Module, path: str, source: Source, shape: tuple[int, ...]
 ) -> tuple[str | dict[str, str], ...]:
-    """The option for an array of another size, as parts of a `Misfit`; () if unclear.
+    """The option for an array of another size, as parts of a `Misfit`.
 
     Args:
       model: the model.
@@ -370,15 +370,16 @@ def _size_options(
       source: of the leaf.
       shape: of the array in the file.
     """
+    unclear = ("; check the width and the other options",)
     variables = nnx.to_flat_state(nnx.state(model, nnx.Param))
     names = {"/".join(map(str, p)): v.get_metadata()["axes"] for p, v in variables}
     sized = [i for i, name in enumerate(names.get(path, ())) if name in _OPTION_OF]
     if len(sized) != 1 or not len(source.leaf) == len(source.shape) == len(shape):
-        return ()
+        return unclear
     axis = source.order[sized[0]]
     other = [i for i in range(len(source.shape)) if i != axis]
     if any(shape[i] != source.shape[i] for i in other):
-        return ()
+        return unclear
     return "; pass ", {_OPTION_OF[names[path][sized[0]]]: str(shape[axis])}
 
 
