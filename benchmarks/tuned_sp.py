@@ -146,7 +146,7 @@ COMPARISONS = {
         factors=_FACTORS,
         rates="2**[-12:-7]",
         sp_rates="2**[-12:-7.5:0.5]",
-        widths=(64, 128),
+        widths=(64, 128, 256),
         depths=(2, 8),
         tuning_seeds=2,
     ),

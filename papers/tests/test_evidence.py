@@ -165,10 +165,11 @@ def test_what_the_readme_says_of_sp_tuned_at_each_size():
     deep = [("gpt", 64, 8), ("vit", 64, 8), ("cnn", 64, 12)]
     lost = [100 - 100 / (1 + more("rate", *size) / 100) for size in deep]
     over = [100 / (1 + more("rate", *size) / 100) - 100 for size in wide]
-    own = more("rate", "cnn", 256, 3)
-    assert round(100 / (1 + own / 100) - 100, 1) == 3.2
+    for model, depth, above in (("cnn", 3, 3.2), ("vit", 2, 1.4)):
+        own = more("rate", model, 256, depth)
+        assert round(100 / (1 + own / 100) - 100, 1) == above
     assert round(more("rate", "gpt", 256, 2), 1) == 0.1
-    sizes = [*wide, *deep, ("gpt", 256, 2), ("cnn", 256, 3)]
+    sizes = [*wide, *deep, ("gpt", 256, 2), ("cnn", 256, 3), ("vit", 256, 2)]
     groups = {size: 100 / (1 + more("groups", *size) / 100) - 100 for size in sizes}
     assert round(max(groups.values()), 1) == 1.9
     gpt = [loss for (model, *_), loss in groups.items() if model == "gpt"]
