@@ -377,7 +377,7 @@ def test_a_broken_image_is_named_and_not_passed_over(tmp_path):
         (
             "made_photos",
             {"image_size": 8, "interpolation": "best"},
-            r"nearest, bilinear",
+            r"one of 'nearest', 'bilinear'",
         ),
         ("made_photos", {"image_size": 8, "test_split": "dev"}, r"'dev'.*train, test"),
         ("made_photos", {"image_size": 8, "augment": ("flop",)}, r"choose one of flip"),

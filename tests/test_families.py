@@ -146,7 +146,8 @@ def test_at_base_size_every_parametrization_is_sp_bit_for_bit(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_gauge_changes_no_output_and_no_step(name):
     """Above the base size, with a factor for each role, in a step of SGD."""
-    gauge = {"input": 0.5, "hidden": -0.5, "output": -1.0, "vector": 0.3}
+    powers = {"input": 0.5, "hidden": -0.5, "output": -1.0, "vector": 0.3}
+    gauge = {role: optim.Powers(power, power) for role, power in powers.items()}
     sizes, x, results = {"width": 16, "base_width": 8}, inputs(name), []
     for chosen in ("table3", gauge):
         point = optim.parametrization("mup", gauge=chosen)

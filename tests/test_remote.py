@@ -10,7 +10,7 @@ import object_stores
 import pytest
 import safetensors.numpy
 from flax import nnx
-from test_fuzz_data import prepare
+from test_fuzz_data import Tiny
 
 from mupax import zoo
 from mupax.experiments import cli, convert, loading
@@ -164,16 +164,17 @@ def test_a_config_is_read(bucket, capsys):
 
 
 def test_prepared_datasets_are_copied(bucket, tmp_path, monkeypatch):
-    prepare(tmp_path / "tfds")
-    bucket.put(f"{tmp_path}/tfds/mnist/", "/b/tfds/mnist", recursive=True)
+    made = Tiny(data_dir=tmp_path / "tfds", file_format="array_record")
+    made.download_and_prepare()
+    bucket.put(f"{tmp_path}/tfds/tiny/", "/b/tfds/tiny", recursive=True)
     bucket.pipe("/b/tfds/large/1.0.0/large.array_record", b"not copied")
     places = (tmp_path / "tfds", "memory://b/tfds")
     expected, found = (
-        datasets.open_dataset("mnist", x).training_arrays() for x in places
+        datasets.open_dataset("tiny", x).training_arrays() for x in places
     )
     np.testing.assert_array_equal(found["image"], expected["image"])
     monkeypatch.setenv("TFDS_DATA_DIR", "memory://b/tfds/")
-    assert datasets.open_dataset("mnist").train_size == expected["label"].size
+    assert datasets.open_dataset("tiny").train_size == expected["label"].size
     assert not list(tmp_path.rglob("large.array_record"))
     with pytest.raises(
         remote.RemoteError, match="there is nothing at memory://b/tfds/cifar10"

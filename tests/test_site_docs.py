@@ -30,7 +30,7 @@ def test_the_snippets_of_a_page_run_in_one_session(path, capsys, tmp_path, monke
         exec(compile(code, str(path), "exec"), session)
     printed = capsys.readouterr().out
     if path.stem == "failures":
-        assert "WRONG, 8x" in printed
+        assert "it is 8 times too large" in printed
     if path.stem == "coordinate_check":
         assert "head" in printed
 

@@ -362,7 +362,7 @@ def test_when_the_disk_is_full_the_last_good_checkpoint_stays(tmp_path, data_dir
         ("--config.dataset=imagenet2012", "prepare it once"),
         ("--config.dataset=digts", "did you mean 'digits'"),
         ("--config.model.name=resmpl", "'resmpl' is not in the zoo"),
-        ("--config.model.depth=0", "model.depth is 0; it must be 1 or more"),
+        ("--config.model.depth=0", "model.depth=0 must be a whole number, at least 1"),
         ("--config.base_width=-1", "base_width is -1; it must be 1 or more"),
         ("--config.optimizer.name=adamm", "must be one of sgd, adam"),
         ("--config.schedule.name=cosin", "must be one of constant, cosine"),
