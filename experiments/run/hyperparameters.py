@@ -164,6 +164,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
       UserError: the file is missing, damaged or of another kind; or another kind of
         model, or another schedule, was tuned.
     """
+    own = options("model", config["model"])
     try:
         record = options("transfer", io.read_json(path)["transfer"])
         given = options("hyperparameters", record["hyperparameters"])
@@ -172,7 +173,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         model = options("model", base["model"])
         config = config | {
             "learning_rate": values["learning_rate"],
-            "model": options("model", config["model"]),
+            "model": own,
             "base_width": model["width"],
             "base_depth": model["depth"],
             **{
