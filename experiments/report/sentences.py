@@ -20,10 +20,10 @@ GUIDE = (
     "The cost is the share of the loss that the largest model gives up at the base's "
     "best value, with a 90 % interval (losses are compared seed by seed). A "
     f"hyperparameter transfers if the upper end is below {percent(SHARE)}. It does not "
-    "transfer if the lower end is above it, and the best value surely moves or costs "
-    "surely less at the base; nor if the largest model diverges there, or learns "
-    "nothing with some seed. Otherwise the runs cannot tell. An octave is a factor of "
-    "two."
+    "transfer if the lower end is above it, and either the best value surely moves "
+    "or the base's value surely costs less at the base. It does not transfer either if "
+    "the largest model diverges at the base's value, or learns nothing there with some "
+    "seed. Otherwise the runs cannot tell. An octave is a factor of two."
 )
 MANY = 3  # the headline counts the hyperparameters if there are more
 _MARKS = {True: "✓", False: "✗", None: "?"}

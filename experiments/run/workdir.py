@@ -179,7 +179,7 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
     if differ:
         raise UserError(
             f"the run in {workdir} was trained with another {', '.join(differ)}, so "
-            "that mupax eval would evaluate another function; give it the config and "
+            "that mupax eval may evaluate another function; give it the config and "
             "the flags of the training"
         )
 
