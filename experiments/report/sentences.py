@@ -21,9 +21,9 @@ GUIDE = (
     "best value, with a 90 % interval (losses are compared seed by seed). A "
     f"hyperparameter transfers if the upper end is below {percent(SHARE)}. It does not "
     "transfer if the lower end is above it, and either the best value surely moves "
-    "or the base's value surely costs less at the base. It does not transfer either if "
-    "the largest model diverges at the base's value, or learns nothing there with some "
-    "seed. Otherwise the runs cannot tell. An octave is a factor of two."
+    "or the base's value surely costs less at the base. Nor does it transfer "
+    "if the largest model diverges at the base's value, or learns nothing there with "
+    "some seed. Otherwise the runs cannot tell. An octave is a factor of two."
 )
 MANY = 3  # the headline counts the hyperparameters if there are more
 _MARKS = {True: "✓", False: "✗", None: "?"}
