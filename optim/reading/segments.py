@@ -166,12 +166,18 @@ def _numbered(
         scanned = [node for node in nodes if node.op == "scan_in"]
         if scanned or not fits:
             line = (scanned or nodes)[0].line
+            remedy = (
+                "(layers, n, m) in place of (layers * n, m), where "
+                "w[i * n : (i + 1) * n] becomes w[i]"
+                if axis == 0
+                else "(n, layers, m) in place of (n, layers * m), where x @ w becomes "
+                "jnp.einsum('...n,nlm->...lm', x, w)"
+            )
             raise ValueError(
                 f"axis {axis} of {path!r}, of size {shapes[0][axis]}, holds what each "
                 f"layer reads ({line}) side by side, so that it grows with depth and "
                 "width; store it with an axis of its own for the layers, e.g. w of "
-                "shape (n, layers, m) in place of (n, layers * m), where x @ w becomes "
-                "jnp.einsum('...n,nlm->...lm', x, w)"
+                f"shape {remedy}"
             )
         for cut, at in zip(found, edges, strict=True):
             cut[axis] = Cut(at, numbered=True)

@@ -431,3 +431,14 @@ def control_tower_that_adds_to_each_layer(n, L):
 
     p |= {"c": layers(L, **square, z=(n, n))}
     return p, (floats(2, 6, 5), floats(2, 6, 4)), call
+
+
+@program({**ENDS, "w": "He"}, deep=True, asks=r"\(layers, n, m\) in place of")
+def kernels_of_all_layers_on_one_axis_in_a_loop(n, L, remedy=False):
+    def call(p, x):
+        w = p["w"].reshape(L, n, n)
+        x, _ = lax.scan(lambda x, w: (x + norm(x) @ w, None), x @ p["in"], w)
+        return norm(x) @ p["out"]
+
+    shape = (L, n, n) if remedy else (L * n, n)
+    return zeros(**{"in": (5, n), "out": (n, 3)}, w=shape), (floats(2, 6, 5),), call
