@@ -375,7 +375,7 @@ OPTIMIZERS = {
     for name in ("muon", "scion", "adam_h", "muon_h", "shampoo", "lion", "sgd", "adam")
 }
 # Directions that gradients hardly have would grow to full steps: with eps=1e-3, the
-# default, outputs change as width^-0.12 here, and with 1e-8 as width^-0.6.
+# default, outputs change as width^-0.06 here, and with 1e-8 as width^-0.4 to -0.7.
 OPTIMIZERS["soap"] = functools.partial(optim.soap, 0.01, eps=1e-2)
 OPTIMIZERS["schedule_free"] = functools.partial(optim.schedule_free, optim.adam, 0.01)
 LONG = ("sgd", "adam", "schedule_free", "shampoo", "soap")
