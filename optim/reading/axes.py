@@ -654,9 +654,8 @@ class Axes:
         for a, axes in enumerate(every):
             alone = sum(bool(x & axes) for x in every) == 1
             one = (x.op == "slice" and x.shape[a] == 1 for x in self.uses(source))
-            if (
-                source.shape[a] > 1 and alone and all(one)
-            ):  # looked up for all layers at once
+            # Looked up for all layers at once.
+            if source.shape[a] > 1 and alone and all(one):
                 self._mark(node, [(axes, Use.COPY)])
 
     def _op_select_n(self, node: Node) -> None:

@@ -269,8 +269,7 @@ def memory_of_ngrams_whose_gate_alone_reads_the_stream(n, L):
     return p, T, call
 
 
-@program({**BLOCK, "weights": "F"}, deep=True)
-def skips_of_a_unet_with_learned_weights(n, L):
+def unet(n, L, weights):
     def call(p, x):
         x, kept = norm(p["in"][x]), []
         for i, w in enumerate(p["b"]):
@@ -282,7 +281,17 @@ def skips_of_a_unet_with_learned_weights(n, L):
             x = x + mlp(w, norm(x))
         return norm(x) @ p["out"]
 
-    return model(n, L) | zeros(weights=(L // 2,)), T, call
+    return model(n, L) | zeros(weights=weights), T, call
+
+
+@program({**BLOCK, "weights": "F"}, deep=True)
+def skips_of_a_unet_with_learned_weights(n, L):
+    return unet(n, L, (L // 2,))
+
+
+@program({**BLOCK, "weights": "V"}, deep=True)
+def skips_of_a_unet_with_learned_gains(n, L):
+    return unet(n, L, (L // 2, n))
 
 
 @program({**BLOCK, r"b/\d/(read|write)": "Ob", r"b/\d/mix": "O"}, deep=True)
@@ -391,22 +400,6 @@ def kernels_of_all_layers_stacked_by_rows(n, L):
         return norm(x) @ p["out"]
 
     return zeros(**{"in": (7, n), "out": (n, 7)}, u=(L * n, n), d=(L * n, n)), T, call
-
-
-@program({**BLOCK, "gains": "V"}, deep=True)
-def skips_of_a_unet_with_learned_gains(n, L):
-    def call(p, x):
-        x, kept = norm(p["in"][x]), []
-        for i, w in enumerate(p["b"]):
-            if i < L // 2:
-                kept.append(x)
-            else:
-                x = x + p["gains"][i - L // 2] * kept.pop()
-            x = x + attend(w, norm(x))
-            x = x + mlp(w, norm(x))
-        return norm(x) @ p["out"]
-
-    return model(n, L) | zeros(gains=(L // 2, n)), T, call
 
 
 @program(
