@@ -1,159 +1,12 @@
-"""Convolutional networks: parity with timm and transformers, files, and their rules."""
+"""Convolutional networks of timm: their rules, and files without a head."""
 
-import json
-
-import goldens
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
-from goldens import apart, check_export, write
+from goldens import EFFICIENTNET, golden, repository, run, write
 
 from mupax import optim, zoo
-from mupax.zoo.weights import foreign
-from mupax.zoo.weights.architectures import identify
-
-# Relative to the largest entry; what float32 leaves is ten times less.
-TOLERANCE = 1e-5
-# Of gradients, which are computed in float64: normalization over the few pixels of a
-# small batch multiplies the rounding of float32 to about 1e-5. The file has float32.
-IN_DOUBLE = 1e-6
-
-RESNET = {"block": "bottleneck", "width": 4, "depth": 1, "blocks": (1, 2)}
-D = {"stem": "deep", "shortcut": "average"}
-CONVNEXT = {"width": 4, "blocks": (1, 2, 1, 1)}
-HF_CONVNEXT = {"width": 4, "blocks": (1, 2), "head_eps": 1e-3}
-EFFICIENTNET = {
-    "width": 8,
-    "rows_width": 8,
-    "head": 24,
-    "rows": (
-        (0, "separable", 1, 3, 1, 1, 8, 0.25),
-        (1, "inverted", 2, 5, 2, 2, 16, 0.25),
-        (2, "fused", 2, 3, 1, 2, 16),
-        (3, "plain_residual", 2, 3, 1, 1, 16),
-    ),
-}
-MOBILENET = {
-    **EFFICIENTNET,
-    "rows": (
-        (0, "separable", 1, 3, 2, 1, 8, 0.25, "relu"),
-        (1, "inverted", 1, 3, 1, 2, 16),
-        (1, "inverted", 2, 5, 1, 3, 16, 0.25),
-        (2, "plain", 1, 1, 1, 1, 24),
-    ),
-}
-MOBILENETV2 = {
-    **EFFICIENTNET,
-    "rows": (
-        (0, "separable", 1, 3, 1, 1, 8),
-        (1, "inverted", 2, 3, 2, 2, 16),
-        (2, "inverted", 2, 5, 1, 2, 16),
-    ),
-}
-CASES = {
-    "resnext": ("resnet50", {**RESNET, "groups": 2, "width_per_group": 64}),
-    "resnet_d_se": ("resnet50", {**RESNET, **D, "squeeze": 1 / 16}),
-    "hf_resnet": ("resnet50", RESNET),
-    "convnext": ("convnext_tiny", CONVNEXT),
-    "convnextv2": ("convnextv2_tiny", CONVNEXT),
-    "hf_convnext": ("convnext_tiny", HF_CONVNEXT),
-    "hf_convnextv2": ("convnextv2_tiny", HF_CONVNEXT),
-    "efficientnet": ("efficientnet_b0", EFFICIENTNET),
-    "tf_efficientnet": ("tf_efficientnet_b0", EFFICIENTNET),
-    "mobilenetv3": ("mobilenetv3_small_100", MOBILENET),
-    "mobilenetv2": ("mobilenetv2_100", MOBILENETV2),
-}
-
-
-def golden(name):
-    """(weights under their library's names, everything else)."""
-    arrays, data = goldens.golden(name)
-    return {k: v.astype(np.float32) for k, v in arrays.items()}, data
-
-
-def abstract(name, options):
-    options = {"out_features": 5, **options}
-    return nnx.eval_shape(lambda: zoo.create(name, **options, rngs=nnx.Rngs(0)))
-
-
-def loaded(case, **more):
-    """The golden's network in the zoo."""
-    name, options = CASES[case]
-    model = abstract(name, {**options, **more})
-    foreign.fill(model, golden(case)[0])
-    return model
-
-
-def images(case):
-    return jnp.asarray(golden(case)[1]["images"].transpose(0, 2, 3, 1), jnp.float32)
-
-
-def quick(function):
-    """Compiling takes longer than running."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-
-
-def logits(model, x):
-    graph, state = nnx.split(model)
-    return quick(lambda s, x: nnx.merge(graph, s)(x))(state, x)
-
-
-def repository(folder, case, **changes):
-    """The files of transformers; their config names the classes."""
-    weights, data = golden(case)
-    labels = {"id2label": dict.fromkeys("01234", "x")}
-    config = json.loads(str(data["config"])) | labels | changes
-    write(folder / "model.safetensors", weights)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_the_library_and_export_writes_what_was_read(
-    case, tmp_path
-):
-    """Networks of transformers are read by their config."""
-    if case.startswith("hf_"):
-        model = zoo.load_pretrained(repository(tmp_path, case))
-    else:
-        model = loaded(case)
-    check_export(model, golden(case)[0])
-    model.eval()
-    assert apart(logits(model, images(case)), golden(case)[1]["logits"]) < TOLERANCE
-
-
-# The others take longer to compile than the tests of a commit may.
-QUICK = ("resnet_d_se", "hf_convnextv2", "mobilenetv3")
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=[] if case in QUICK else pytest.mark.long)
-        for case in CASES
-        if any(key.startswith("gradient/") for key in golden(case)[1])
-    ],
-)
-def test_gradients_are_those_of_the_library(case):
-    with jax.enable_x64(True):
-        check_gradients(case)
-
-
-def check_gradients(case):
-    model = loaded(case, dtype=jnp.float64, param_dtype=jnp.float64)
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def loss(params, rest, x):
-        out = nnx.merge(graph, params, rest, copy=True)(x)
-        return (out**2).mean(0).sum()
-
-    x = images(case).astype(jnp.float64)
-    gradient = quick(jax.grad(loss))(params, rest, x)
-    # A bias that a normalization forgets has a gradient of zero, but for rounding.
-    goldens.check_gradients(gradient, model, case, IN_DOUBLE, least=1e-9)
-
+from mupax.zoo.registry import abstract
 
 # The rules.
 
@@ -174,7 +27,7 @@ GROWN = {
 
 
 def grown(name, **more):
-    model = abstract(name, {**GROWN[name], **more})
+    model = abstract(name, **GROWN[name], **more)
     return model, zoo.scales(model)
 
 
@@ -254,14 +107,14 @@ def test_images_that_the_stages_shrink_to_nothing_are_an_error():
 def test_squeeze_and_excitation_takes_the_nonlinearity_of_its_block():
     rows = ((0, "inverted", 1, 3, 1, 2, 8, 0.25),)
     options = {"width": 8, "rows_width": 8, "rows": rows, "nonlinearity": "hard_swish"}
-    model = abstract("efficientnet_b0", options)
+    model = abstract("efficientnet_b0", **options)
     assert model.stages[0].first.se.activation is nnx.hard_swish
 
 
 # Repositories.
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("hf_")])
+@pytest.mark.parametrize("case", ["hf_resnet", "hf_convnext", "hf_convnextv2"])
 def test_a_backbone_of_transformers_gets_a_new_head(case, tmp_path):
     """As `ResNetModel` writes it: without a prefix, and without a head."""
     repository(tmp_path, case, architectures=["ResNetModel"])
@@ -274,37 +127,4 @@ def test_a_backbone_of_transformers_gets_a_new_head(case, tmp_path):
     with pytest.raises(ValueError, match=r"without a head.*pass out_features="):
         zoo.load_pretrained(tmp_path)
     model = zoo.load_pretrained(tmp_path, out_features=3)
-    assert logits(model, images(case)).shape == (3, 3)
-
-
-MICROSOFT_RESNET_50 = {
-    "architectures": ["ResNetForImageClassification"],
-    "depths": [3, 4, 6, 3],
-    "downsample_in_first_stage": False,
-    "embedding_size": 64,
-    "hidden_act": "relu",
-    "hidden_sizes": [256, 512, 1024, 2048],
-    "id2label": {str(i): str(i) for i in range(1000)},
-    "layer_type": "bottleneck",
-    "model_type": "resnet",
-    "num_channels": 3,
-}
-
-
-def test_microsofts_resnet_50_is_resnet50():
-    assert identify(MICROSOFT_RESNET_50, "x") == ("resnet50", {})
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"downsample_in_bottleneck": True}, "downsample_in_bottleneck=True"),
-        ({"hidden_sizes": [256, 512, 1024, 1024]}, "number of channels doubles"),
-        ({"depths": [3, 0]}, "depths=0, which must be a whole number"),
-        ({"layer_type": "wide"}, "layer_type='wide'"),
-    ],
-)
-def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
-    with pytest.raises(ValueError, match=said):
-        identify(MICROSOFT_RESNET_50 | changes, "someone/x")
+    assert run(model, golden(case)[1]["images"]).shape == (3, 3)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from flax import nnx
-from test_pretrained import VIT, file_of, golden
+from goldens import abstract, golden
+from test_pretrained import file_of
 
 from mupax import optim, zoo
 from mupax.zoo.weights import foreign, saving
@@ -182,11 +183,6 @@ def test_a_foreign_config_of_a_billion_layers_is_one_sentence(tmp_path):
         zoo.load_pretrained(file.parent)
 
 
-def abstract_vit(**more: object) -> nnx.Module:
-    options = {**VIT, **more}
-    return nnx.eval_shape(lambda: zoo.create("vit", **options, rngs=nnx.Rngs(0)))
-
-
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_damaged_safetensors_file_is_finite_or_one_sentence(count, tmp_path):
     """Such a file has no checksum: a flipped bit may go unseen, but not its effect."""
@@ -194,7 +190,7 @@ def test_a_damaged_safetensors_file_is_finite_or_one_sentence(count, tmp_path):
     file = file_of("vit_token", tmp_path)
     before = file.read_bytes()
     header = 8 + int.from_bytes(before[:8], "little")
-    graph = abstract_vit()
+    graph = abstract("vit_token")
 
     def load() -> dict[str, np.ndarray]:
         model = nnx.clone(graph)
@@ -236,4 +232,4 @@ def test_a_damaged_npz_file_is_right_or_one_sentence(count, tmp_path):
             continue
         # A name in the archive may change, which no checksum of it covers.
         with pytest.raises(ValueError, match=r"the file lacks|holds"):
-            foreign.match(abstract_vit(class_position=False), read)
+            foreign.match(abstract("vit_big_vision"), read)

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from test_convert import convert, flags, golden, write
+from goldens import golden, write
+from test_convert import convert, flags
 
 from mupax import zoo
 from mupax.experiments import cli
@@ -112,14 +113,6 @@ def test_the_options_that_a_misfit_names_make_the_weights_fit(tmp_path, capsys):
     remedy = re.search(r"; pass (--.*)$", capsys.readouterr().err, re.M)[1]
     assert "data.image_size" in remedy
     assert tune(tmp_path, tmp_path / "model", *words, *shlex.split(remedy)) == 0
-
-
-def test_at_its_own_size_any_parametrization_computes_the_same(converted):
-    model = zoo.load_pretrained("vit", converted, parametrization="sp")
-    images = jax.numpy.asarray(golden("vit_token")[1]["images"])
-    model.eval()
-    expected = golden("vit_token")[1]["logits"]
-    np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_another_image_size_interpolates_positions_as_the_model_does(

@@ -2,21 +2,21 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
+from goldens import RESNET, VIT, golden, loaded
 from hub_server import COMMIT, OTHER_COMMIT, Hub, connected
-from test_convert import RESNET, VIT, convert, golden
+from test_convert import convert
 
 from mupax import zoo
-from mupax.zoo.families.vit import TIMM
-from mupax.zoo.weights.architectures import identify
+from mupax.zoo.weights import saving
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -51,33 +51,14 @@ def read(source: str, **more: object) -> nnx.Module:
     return zoo.load_pretrained(source, **{**SMALL, **more})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if i % 8 == 0 else pytest.mark.long)
-        for i, name in enumerate(TIMM)
-    ],
-)
-def test_every_listed_architecture_makes_a_model_of_its_size(name):
-    side = next((int(s) for s in name.split("_")[:0:-1] if s.isdigit()), 224)
-    cfg = {"pretrained_cfg": {"input_size": [3, side, side], "num_classes": 7}}
-    identified = identify({"architecture": name, **cfg}, name)
-    model = nnx.eval_shape(
-        lambda: zoo.create(identified.model, **identified.options, rngs=nnx.Rngs(0))
-    )
-    assert model.plan["classes"].size == 7
-    if "_" in name:
-        patch = int((re.search(r"patch(\d+)", name) or (0, 16))[1])
-        assert model.patch_size == patch
-        assert model.grid == (side // patch, side // patch)
+def same(one: nnx.Module, other: nnx.Module) -> None:
+    """Compare the weights of two models."""
+    arrays = (saving.arrays_of(model) for model in (one, other))
+    jax.tree.map(np.testing.assert_array_equal, *arrays)
 
 
-def test_an_id_alone_gives_the_logits_of_its_library(hub):
-    model = read(VIT_ID)
-    data = golden("vit_token")[1]
-    logits = nnx.jit(lambda model, x: model(x))(model, jnp.asarray(data["images"]))
-    apart = np.abs(np.asarray(logits) - data["logits"]).max()
-    assert apart < 1e-5 * np.abs(data["logits"]).max()
+def test_an_id_alone_gives_the_network_of_its_library(hub):
+    same(read(VIT_ID), loaded("vit_token"))
     assert ("HEAD", f"/{VIT_ID}/resolve/main/config.json") in hub.requests
     assert ("HEAD", f"/{VIT_ID}/resolve/main/model.safetensors") in hub.requests
 
@@ -86,12 +67,12 @@ def test_a_name_and_a_tagged_id(hub):
     name = "timm/resnet18.a1_in1k"
     hub.put(
         name,
-        config=config(architecture="resnet18", num_classes=7),
+        config=config(architecture="resnet18", num_classes=5),
         model=as_bytes(golden("resnet_basic")[0]),
     )
     options = {k: v for k, v in RESNET.items() if k != "out_features"}
     model = zoo.load_pretrained("resnet18", name, **options)
-    assert model.plan["classes"].size == 7
+    assert model.plan["classes"].size == 5
     with pytest.raises(ValueError, match="holds a 'resnet18', not a 'resnet50'"):
         zoo.load_pretrained("resnet50", name, **options)
 
@@ -108,38 +89,11 @@ def test_an_architecture_that_the_zoo_has_not_is_refused_before_its_weights(
     assert not [path for _, path in hub.requests if "safetensors" in path]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ({"model_type": "beit"}, "supported types are clip, .*llama, mixtral"),
-        ({"model_type": "gpt2", "n_embd": 8}, "lacks 'n_layer'"),
-        ({**VIT_CONFIG, "model_args": {"qk_norm": True}}, "qk_norm=True"),
-        ({**VIT_CONFIG, "global_pool": "map"}, "global_pool='map'"),
-        ({**VIT_CONFIG, "num_classes": "ten"}, "num_classes='ten'"),
-        ({**VIT_CONFIG, "pretrained_cfg": {"input_size": 224}}, "input_size"),
-    ],
-)
-def test_a_config_that_is_not_understood_is_named(content, said, hub):
-    hub.put("someone/some.model", config=config(**content), model=b"")
-    with pytest.raises(ValueError, match=said):
-        read("someone/some.model")
-
-
-def test_options_come_from_the_config(hub):
-    identified = identify({**VIT_CONFIG, "global_pool": "avg"}, "x")
-    assert identified.options["pool"] == "mean"
-    assert identified.options["class_token"]
+def test_sizes_come_from_the_config(hub):
     sizes = {"n_embd": 24, "n_layer": 2, "n_head": 3, "vocab_size": 50}
     gpt = {"model_type": "gpt2", **sizes, "n_positions": 16}
     hub.put("someone/gpt", config=config(**gpt), model=as_bytes(golden("gpt2")[0]))
-    model = zoo.load_pretrained("someone/gpt")
-    data = golden("gpt2")[1]
-    logits = nnx.jit(lambda model, x: model(x))(model, jnp.asarray(data["tokens"]))
-    apart = np.abs(np.asarray(logits) - data["logits"]).max()
-    assert apart < 1e-5 * np.abs(data["logits"]).max()
-    known = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
-    identified = identify({"model_type": "gpt2", **known, "n_ctx": 1024}, "gpt2")
-    assert identified == ("gpt2", {})
+    same(zoo.load_pretrained("someone/gpt"), loaded("gpt2"))
 
 
 def test_a_revision_is_read_by_name_commit_and_sign(hub):
@@ -261,25 +215,7 @@ def test_weights_in_several_files_are_downloaded(hub):
     files = {n: as_bytes({k: weights[k] for k in held}) for n, held in parts.items()}
     files["model.safetensors.index.json"] = config(weight_map=listed)
     hub.put("someone/large", config=str(data["config"]).encode(), **files)
-    model = zoo.load_pretrained("someone/large")
-    logits = model(jnp.asarray(data["tokens"]))
-    np.testing.assert_allclose(logits, data["logits"], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"architecture": "resnet50", "model_args": 3},
-        {"architecture": ["resnet50"]},
-        {"model_type": []},
-        {"model_type": "dinov2", "mlp_ratio": [4]},
-        {"model_type": "convnext", "hidden_sizes": [96], "layer_norm_eps": None},
-        {"model_type": "resnet", "hidden_sizes": [256], "architectures": 1},
-    ],
-)
-def test_a_config_with_values_of_the_wrong_type_is_one_sentence(config):
-    with pytest.raises(ValueError, match=r"me/x"):
-        identify(config, "me/x")
+    same(zoo.load_pretrained("someone/large"), loaded("qwen3"))
 
 
 def test_the_files_of_a_saved_model_are_read(hub, tmp_path, monkeypatch):

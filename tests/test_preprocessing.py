@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
+from goldens import VIT, golden
 from PIL import Image
-from test_convert import VIT, golden
 
 from mupax import zoo
 from mupax.experiments import data

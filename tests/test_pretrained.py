@@ -10,20 +10,11 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from goldens import GPT, RESNET, VIT, golden, write
+from goldens import VIT, golden, write
 
 from mupax import zoo
+from mupax.zoo.registry import abstract
 from mupax.zoo.weights import foreign, saving
-
-CASES = {
-    "vit_token": ("vit", VIT),
-    "vit_mean": ("vit", {**VIT, "pool": "mean"}),
-    "vit_torchvision": ("vit", VIT),
-    "vit_augreg": ("vit", VIT),
-    "vit_big_vision": ("vit", {**VIT, "class_position": False}),
-    "gpt2": ("gpt", GPT),
-    "resnet_basic": ("resnet18", RESNET),
-}
 
 
 def file_of(name: str, folder: pathlib.Path, **more: np.ndarray) -> pathlib.Path:
@@ -39,7 +30,7 @@ def test_a_pretrained_model_is_its_own_base(tmp_path):
 
 
 def test_buffers_are_left_on_purpose_and_nothing_else_is(tmp_path):
-    model = nnx.eval_shape(lambda: zoo.create("resnet18", **RESNET, rngs=nnx.Rngs(0)))
+    model = goldens.abstract("resnet_basic")
     weights = golden("resnet_basic")[0]
     buffer = {"bn1.num_batches_tracked": np.array(3)}
     assert foreign.fill(model, {**weights, **buffer}) == list(buffer)
@@ -116,14 +107,9 @@ def test_a_file_without_a_head_gets_a_new_one_of_the_parametrization(name, tmp_p
     ],
 )
 def test_a_key_that_a_model_has_not_is_named(name, change, said):
-    kind, options = CASES[name]
     weights = golden(name)[0] | {k: np.ones(s, np.float32) for k, s in change.items()}
     with pytest.raises(ValueError, match=said):
-        foreign.match(abstract(kind, options), weights)
-
-
-def abstract(name: str, options: dict[str, object]) -> nnx.Module:
-    return nnx.eval_shape(lambda: zoo.create(name, **options, rngs=nnx.Rngs(0)))
+        foreign.match(goldens.abstract(name), weights)
 
 
 def pasted(message: str) -> list[dict[str, object]]:
@@ -151,7 +137,7 @@ def test_every_option_that_an_error_names_is_a_remedy():
     small = {"vit": VIT, "gpt": LLAMA, "llama": LLAMA}
     named = set()
     for name, theirs, ours in MISFITS:
-        model = abstract(name, {**small[name], **theirs})
+        model = abstract(name, **{**small[name], **theirs})
         sources = foreign.exported_names(model).values()
         weights = {s.key: np.full(s.shape, i, "f") for i, s in enumerate(sources)}
 
@@ -161,7 +147,7 @@ def test_every_option_that_an_error_names_is_a_remedy():
                 "resize": "input_shape" in options,
             }
             try:
-                foreign.match(abstract(name, options), weights, **more)
+                foreign.match(abstract(name, **options), weights, **more)
             except ValueError as error:
                 return str(error)
 
@@ -228,7 +214,7 @@ def test_exported_names_are_those_that_transformers_writes():
     del golden["timm convnext"]
     assert golden.keys() == WRITTEN.keys()
     for case, (name, options) in WRITTEN.items():
-        model = abstract(name, options)
+        model = abstract(name, **options)
         layout = f"transformers_{case.split()[0]}" if name == "vit" else "transformers"
         names = {s.key for s in foreign.exported_names(model, layout).values()}
         if case in ("clip base", "siglip"):
@@ -240,7 +226,7 @@ def test_exported_names_are_those_that_transformers_writes():
 def test_a_convnext_is_written_with_the_kernels_that_timm_has_for_its_size():
     ranks = json.loads((goldens.GOLDEN / "layout_names.json").read_text())
     for name, rank in ranks["timm convnext"].items():
-        names = foreign.exported_names(abstract(name, {"blocks": (1,)}))
+        names = foreign.exported_names(abstract(name, blocks=(1,)))
         assert len(names["stages/0/blocks/up/kernel", 0].shape) == rank, name
 
 
@@ -253,7 +239,7 @@ def test_a_convnext_is_written_with_the_kernels_that_timm_has_for_its_size():
 )
 def test_a_file_of_another_format_is_named_with_what_to_do(name, key, said):
     with pytest.raises(ValueError, match=said) as refused:
-        foreign.match(abstract(name, {"width": 64, "depth": 1}), {key: VECTOR})
+        foreign.match(abstract(name, width=64, depth=1), {key: VECTOR})
     assert repr(key) in str(refused.value)
 
 
@@ -312,13 +298,9 @@ def test_positions_are_interpolated_only_if_a_size_is_asked_for(tmp_path):
         each.eval()
     # The model of the file's own size interpolates when it is called.
     np.testing.assert_allclose(model(images), larger(images), rtol=1e-4, atol=1e-5)
-    abstract = nnx.eval_shape(
-        lambda: zoo.create(
-            "vit", **{**VIT, "input_shape": (64, 64, 3)}, rngs=nnx.Rngs(0)
-        )
-    )
+    other = goldens.abstract("vit_token", input_shape=(64, 64, 3))
     with pytest.raises(ValueError, match=r"32x32 pixels.*64x64.*pass input_shape"):
-        foreign.match(abstract, golden("vit_token")[0])
+        foreign.match(other, golden("vit_token")[0])
 
 
 def test_a_bare_file_says_which_architecture_was_assumed(tmp_path, caplog):
@@ -331,7 +313,7 @@ def test_numbers_that_are_not_finite_are_refused(bad):
     weights = golden("vit_token")[0]
     weights["norm.weight"] = weights["norm.weight"].copy()
     weights["norm.weight"][3] = bad
-    model = nnx.eval_shape(lambda: zoo.create("vit", **VIT, rngs=nnx.Rngs(0)))
+    model = goldens.abstract("vit_token")
     with pytest.raises(ValueError, match=r"'norm\.weight' holds NaN or infinity"):
         foreign.fill(model, weights)
 

@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -98,12 +99,18 @@ def test_the_model_of_the_readme_does_not_grow_with_depth():
 
 @pytest.mark.long
 def test_the_model_of_the_readme_keeps_its_learning_rate_from_depth_4_to_32():
-    shift = best_log2_rate(32) - best_log2_rate(4)
-    assert abs(shift) < 0.75, shift
+    small, large = best_log2_rates(4), best_log2_rates(32)
+    shift = (large - small).mean()
+    error = ((small.var(ddof=1) + large.var(ddof=1)) / len(small)) ** 0.5
+    assert error < 0.2, error  # a shift of 0.75 would be seen
+    assert abs(shift) < 0.75, (shift, error)
 
 
-def best_log2_rate(depth, width=64, seeds=3):
-    """Of Adam on scikit-learn's digits: the minimum of a parabola."""
+def best_log2_rates(depth, width=64, seeds=16, steps=150):
+    """Of Adam on scikit-learn's digits, by seed: the minimum of a parabola.
+
+    The rate falls to zero, so that the last losses are not the noise of a large rate.
+    """
     datasets = pytest.importorskip("sklearn.datasets")
     digits = datasets.load_digits()
     images, labels = jnp.asarray(digits.data / 16, jnp.float32), digits.target
@@ -125,7 +132,7 @@ def best_log2_rate(depth, width=64, seeds=3):
             model(width, depth, nnx.Rngs(key)), nnx.Param, ...
         )
         params = optim.rescale_init(params, scales, base=base)
-        tx = optim.adam(rate, scales)
+        tx = optim.adam(lambda step: rate * (1 - step / steps), scales)
 
         def loss(params, rows):
             logits = nnx.merge(graph, params, rest, copy=True)(images[rows])
@@ -141,16 +148,20 @@ def best_log2_rate(depth, width=64, seeds=3):
             updates, state = tx.update(grads, state, params)
             return (optax.apply_updates(params, updates), state), value
 
-        keys = jax.random.split(jax.random.key(1), 150)
-        return jax.lax.scan(step, (params, tx.init(params)), keys)[1][-30:].mean()
+        order = jax.random.split(jax.random.fold_in(key, 1), steps)
+        return jax.lax.scan(step, (params, tx.init(params)), order)[1][-30:].mean()
 
-    exponents = jnp.arange(-11.0, -5.0)
-    train = jax.vmap(jax.vmap(final_loss, (None, 0)), (0, None))
-    keys = jax.random.split(jax.random.key(0), seeds)
-    losses = jnp.log(jax.jit(train)(2.0**exponents, keys)).mean(1)
-    near = slice(max(int(losses.argmin()) - 1, 0), int(losses.argmin()) + 2)
-    a, b, _ = jnp.polyfit(exponents[near], losses[near], 2)
-    return float(-b / (2 * a))
+    exponents = jnp.arange(-9.0, -4.0)
+    train = jax.vmap(jax.vmap(final_loss, (0, None)), (None, 0))
+    keys = jax.random.split(jax.random.key(2), seeds)
+    losses = np.asarray(jnp.log(jax.jit(train)(2.0**exponents, keys)))
+    found = []
+    for row in losses:
+        middle = int(row[1:-1].argmin()) + 1
+        near = slice(middle - 1, middle + 2)
+        a, b, _ = np.polyfit(exponents[near], row[near], 2)
+        found.append(-b / (2 * a))
+    return np.array(found)
 
 
 def test_the_commands_of_the_readme_are_those_of_the_makefile():

@@ -569,13 +569,16 @@ def convnet(
     pixels: tuple[int, int],
     gradients: bool = True,
     config: dict[str, Any] | None = None,
+    statistics: bool = False,
 ) -> Arrays:
-    """All but the gradients, which are in training, is computed in evaluation.
+    """Logits in evaluation, and of a step of training the gradients and statistics.
 
     Weights are rounded to float16, which halves the files and changes no comparison.
     All is computed in float64 and kept in float32: what differs is the rounding of the
     zoo's float32, and not torch's too. Without `gradients`, another file has those of
-    a network that differs in names or padding alone.
+    a network that differs in names or padding alone. With `statistics`, the file also
+    has the logits of the step, "golden/train", and the running statistics after it,
+    "golden/after/...".
     """
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -596,14 +599,20 @@ def convnet(
     net.eval()
     with torch.no_grad():
         logits = run(x).numpy().astype(np.float32)
-    slopes = {}
+    more: Arrays = {}
+    net.train()
+    train = run(x)
     if gradients:
-        net.train()
-        run(x).square().mean(0).sum().backward()
+        train.square().mean(0).sum().backward()
         for key, weight in net.named_parameters():
-            slopes[f"gradient/{key}"] = weight.grad.numpy().astype(np.float32)
+            more[f"gradient/{key}"] = weight.grad.numpy().astype(np.float32)
+    if statistics:
+        more["train"] = train.detach().numpy().astype(np.float32)
+        for key, buffer in net.named_buffers():
+            if "running" in key:
+                more[f"after/{key}"] = buffer.numpy().astype(np.float32)
     text = json.dumps(config or {})
-    return golden(weights, logits=logits, **slopes, images=images, config=text)
+    return golden(weights, logits=logits, **more, images=images, config=text)
 
 
 def _timm_resnet(**options: Any) -> nn.Module:
@@ -739,100 +748,28 @@ for _name, _make, _seed, _gradients in (
     case(_name, convnet, _make, _seed, (21, 22), _gradients)
 
 
-# --- ResNets of torchvision and timm, and their statistics after a step ---
+# --- ResNets of torchvision, whose names and numbers are timm's too ---
 
 _WIDTH = 4
 
 
-def _stem(net: nn.Module, kind: str) -> None:
-    """A stem with fewer channels than either library's constructor allows."""
+def _torchvision_resnet(block: str, blocks: tuple[int, ...], stem: str) -> nn.Module:
+    """A network with fewer channels than the constructor allows."""
+    models = torchvision.models.resnet
+    kind = {"basic": models.BasicBlock, "bottleneck": models.Bottleneck}[block]
+    net = models.ResNet(kind, [1, 1, 1, 1], num_classes=CLASSES)
+    net.inplanes = _WIDTH
     options = {"kernel_size": 7, "stride": 2, "padding": 3}
-    if kind == "cifar":
+    if stem == "cifar":
         options = {"kernel_size": 3, "stride": 1, "padding": 1}
         net.maxpool = nn.Identity()
     net.conv1 = nn.Conv2d(3, _WIDTH, **options, bias=False)
     net.bn1 = nn.BatchNorm2d(_WIDTH)
-
-
-def _torchvision_resnet(block: str, blocks: tuple[int, ...], stem: str) -> nn.Module:
-    models = torchvision.models.resnet
-    kind = {"basic": models.BasicBlock, "bottleneck": models.Bottleneck}[block]
-    net = models.ResNet(kind, [1, 1, 1, 1], num_classes=7)
-    net.inplanes = _WIDTH
-    _stem(net, stem)
     for i, count in enumerate(blocks):
         stage = net._make_layer(kind, _WIDTH * 2**i, count, stride=1 if i == 0 else 2)
         setattr(net, f"layer{i + 1}", stage)
-    net.fc = nn.Linear(8 * _WIDTH * kind.expansion, 7)
+    net.fc = nn.Linear(8 * _WIDTH * kind.expansion, CLASSES)
     return net
-
-
-def _whole_timm_resnet(block: str, blocks: tuple[int, ...], stem: str) -> nn.Module:
-    models = timm.models.resnet
-    kind = {"basic": models.BasicBlock, "bottleneck": models.Bottleneck}[block]
-    net = models.ResNet(kind, (1, 1, 1, 1), num_classes=7)
-    _stem(net, stem)
-    channels = tuple(_WIDTH * 2**i for i in range(4))
-    for name, stage in models.make_blocks((kind,) * 4, channels, blocks, _WIDTH)[0]:
-        setattr(net, name, stage)
-    net.fc = nn.Linear(8 * _WIDTH * kind.expansion, 7)
-    return net
-
-
-def _draw(net: nn.Module, generator: torch.Generator) -> None:
-    """Weights of the size of He et al.; norms and statistics far from trivial."""
-
-    def normal(like: torch.Tensor) -> torch.Tensor:
-        return torch.randn(like.shape, generator=generator)
-
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d):
-            fan_in = module.weight[0].numel()
-            module.weight.data = normal(module.weight) * (2 / fan_in) ** 0.5
-        elif isinstance(module, nn.BatchNorm2d):
-            module.weight.data = 1 + 0.3 * normal(module.weight)
-            module.bias.data = 0.3 * normal(module.bias)
-            module.running_mean = 0.3 * normal(module.running_mean)
-            module.running_var = (normal(module.running_var) - 1).exp()
-        elif isinstance(module, nn.Linear):
-            module.weight.data = normal(module.weight) * module.in_features**-0.5
-            module.bias.data = normal(module.bias)
-    for tensor in [*net.parameters(), *net.buffers()]:
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.half().float()
-
-
-def resnet(seed: int, pixels: tuple[int, int], *network: Any) -> Arrays:
-    """Weights under "before/...", the images "x" (channels first), and by library
-    "eval", "train" (logits) and "after/..." (the statistics after "train").
-
-    Weights are rounded to float16, and all is computed with these in float32.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn((BATCH, 3, *pixels), generator=generator).half().float()
-    reference = _torchvision_resnet(*network)
-    _draw(reference, generator)
-    before = weights_of(reference)
-    arrays = {
-        f"before/{key}": value.astype(np.float16)
-        for key, value in before.items()
-        if "num_batches" not in key
-    }
-    arrays["x"] = x.numpy().astype(np.float16)
-    builders = {"torchvision": _torchvision_resnet, "timm": _whole_timm_resnet}
-    for library, build in builders.items():
-        net = build(*network)
-        weights = {key: torch.from_numpy(v.copy()) for key, v in before.items()}
-        net.load_state_dict(weights, strict=True)
-        with torch.no_grad():
-            net.eval()
-            arrays[f"{library}/eval"] = net(x).numpy()
-            net.train()
-            arrays[f"{library}/train"] = net(x).numpy()
-        for key, value in weights_of(net).items():
-            if "running" in key:
-                arrays[f"{library}/after/{key}"] = value
-    return arrays
 
 
 # 44 pixels are even behind the stem too, so that its pooling shows its padding.
@@ -841,9 +778,11 @@ for _seed, (_name, _pixels, *_network) in enumerate(
         ("resnet_basic", (45, 44), "basic", (2, 1, 1, 2), "imagenet"),
         ("resnet_bottleneck", (45, 44), "bottleneck", (2, 1, 1, 1), "imagenet"),
         ("resnet_cifar", (15, 18), "basic", (1, 2, 1, 1), "cifar"),
-    )
+    ),
+    20,
 ):
-    case(_name, resnet, _seed, _pixels, *_network)
+    _make = functools.partial(_torchvision_resnet, *_network)
+    case(_name, convnet, _make, _seed, _pixels, False, None, True)
 
 
 def main() -> None:
