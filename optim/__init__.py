@@ -40,7 +40,7 @@ from .rules.parametrizations import (
 )
 from .rules.roles import ParamScale, Role, param_scale
 from .rules.traced import Traced
-from .rules.training import TrainingScale, training_scale
+from .rules.training import TrainingScale
 from .scales.declare import Declarations, declare
 from .scales.group import Module
 from .scales.table import Scales
@@ -92,5 +92,4 @@ __all__ = [
     "sgd",
     "shampoo",
     "soap",
-    "training_scale",
 ]

@@ -1,6 +1,5 @@
-"""What a prompt and a notebook show: a short line, and a table in HTML."""
+"""What a prompt shows: a short line."""
 
-import html.parser
 import io
 
 import jax
@@ -16,35 +15,6 @@ from mupax import optim
 from mupax.experiments import progress
 from mupax.experiments.errors import UserError
 from mupax.optim.check.coord_verdict import CoordCheck
-from mupax.optim.scales.display import html_table
-
-VOID = ("br", "hr", "img")
-
-
-class Cells(html.parser.HTMLParser):
-    """The texts of a page by tag; fails where tags do not match."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: dict[str, list[str]] = {}
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.found.setdefault(self.open[-1] if self.open else "", []).append(data)
-
-
-def parsed(text: str) -> dict[str, list[str]]:
-    parser = Cells()
-    parser.feed(text)
-    assert parser.open == []
-    return parser.found
 
 
 def model(n: int) -> dict[str, jax.Array]:
@@ -97,16 +67,6 @@ def test_an_explanation_fits_on_a_line_and_names_what_was_explained():
     )
 
 
-def test_the_table_of_an_explanation_holds_what_is_printed():
-    explanation = optim.explain(scales(), "adamw")
-    cells = parsed(explanation._repr_html_())
-    assert "<in>" in cells["td"]  # escaped in the source
-    words = [w for row in str(explanation).splitlines() for w in row.split("  ")]
-    printed = {w.strip() for w in words}
-    assert set(cells["td"]) <= printed
-    assert set(cells["small"]) <= printed
-
-
 def test_blocks_of_the_same_settings_share_a_row():
     def model(width, depth):
         blocks = [{"w": jnp.ones((width, width))} for _ in range(depth)]
@@ -121,7 +81,7 @@ def test_blocks_of_the_same_settings_share_a_row():
     )
     found = optim.explain(scales)
     paths = [line.split()[0] for line in str(found).splitlines()[4:7]]
-    assert paths == ["blocks/0,2-11/w", "blocks/1/w", "in"]
+    assert paths == ["blocks/#/w", "blocks/1/w", "in"]
     assert len(found.rows) == 13
     assert "must multiply branches (*) by 0.5·a (a·M^-0.5, M = 4)" in str(found)
 
@@ -140,15 +100,10 @@ def test_a_coordinate_check_says_its_verdict_in_a_line():
     line = repr(coord())
     assert line.startswith("<CoordCheck over width (64, 128, 256): wrong: 1 of 1")
     assert "\n" not in line
-    cells = parsed(coord()._repr_html_())
-    assert cells["td"][0] == "readout"
-    assert "WRONG" in cells["td"]
 
 
 def test_a_sweep_says_its_verdict_and_its_runs(swept):
     assert str(swept).startswith("learning_rate over ")
-    cells = parsed(swept._repr_html_())
-    assert cells["td"][0].startswith("learning_rate over ")
     (population, *_) = swept.populations
     assert repr(population) == (
         "<Population w4-d1: model 4 x 1, 2 seeds x 5 learning_rate>"
@@ -158,10 +113,9 @@ def test_a_sweep_says_its_verdict_and_its_runs(swept):
     )
 
 
-def test_a_sweep_draws_figures_that_a_notebook_shows(swept):
-    (figure,) = shown = swept.plot()
+def test_a_sweep_draws_figures(swept):
+    (figure,) = swept.plot()
     assert figure.get_size_inches()[0] > 5
-    assert shown._repr_html_().count("<img") == 1
     with pytest.raises(UserError, match="no values of 'momentum' to compare"):
         swept.plot("momentum")
 
@@ -182,7 +136,3 @@ def test_a_notebook_without_ipywidgets_gets_a_line_instead_of_a_bar(monkeypatch)
 def test_a_check_of_a_chain_is_a_sentence():
     check = optim.check_chain(optim.adam(1e-3, scales()), scales())
     assert repr(check) == f"<ChainCheck: {check}>"
-
-
-def test_markup_in_a_title_is_shown_as_text():
-    assert parsed(html_table("<b>", ["a"], [["x & y"]], ["<i>"]))["td"] == ["x & y"]

@@ -367,8 +367,8 @@ def test_explain_joins_numbered_layers_of_every_library():
         for n in (8, 16)
     )
     text = str(optim.explain(optim.infer_scales(base, target, axes={".": "i -> o"})))
-    assert "\nDense_1-3/kernel " in text
-    assert "\nblocks/0-1/kernel " in text
+    assert "\nDense_#/kernel " in text
+    assert "\nblocks/#/kernel " in text
 
 
 def test_explain_says_how_each_optimizer_decays():
@@ -465,7 +465,7 @@ def test_a_parametrization_is_named_where_depth_changes():
     with pytest.raises(ValueError, match=r"'mup' for a network without"):
         optim.adam(0.1, optim.Scales(plain))
     wider = optim.Scales(dict(declared(tree(8), tree(32))))
-    assert optim.explain(wider).parametrization.name == "mup"
+    assert repr(optim.explain(wider)).startswith("<Explanation: mup,")
 
 
 def test_a_swept_richness_may_replace_the_models():
@@ -491,7 +491,7 @@ def test_zoo_models_know_their_parametrization():
         )
     )
     scales = zoo.scales(model)
-    assert optim.explain(scales).parametrization.name == "completep(alpha=1)"
+    assert scales.parametrization.name == "completep(alpha=1)"
     assert scales.for_parametrization("ode").multiplied  # the same rules
     with pytest.raises(ValueError, match=r"built with completep.*depth_mup"):
         scales.for_parametrization("depth_mup")

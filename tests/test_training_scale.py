@@ -325,7 +325,7 @@ def test_more_examples_undo_a_larger_batch():
 def test_an_exponent_of_length_beyond_one_is_an_error():
     for wrong in (32, None):
         with pytest.raises(ValueError, match=f"length_exponent={wrong} must be from 0"):
-            optim.training_scale(examples=(1, 4), length_exponent=wrong)
+            optim.TrainingScale(examples=4.0, length_exponent=wrong)
 
 
 @pytest.mark.parametrize(
@@ -350,8 +350,6 @@ def test_the_exponent_of_length_is_that_of_learning_rates_and_not_of_decay(
     for row in standard.rows.values():
         assert row.learning_rate == pytest.approx(batch * 16.0**-power)
     assert f"κ_D^-{power}" in str(table)
-    assert "length_exponent=0.32 is yours" in str(table)
-    assert "κ_D^" not in str(optim.explain(half, optimizer))
 
 
 # ----- Zoo, explain, and mistakes.

@@ -80,7 +80,7 @@ def new_chain(learning_rate, scales):
     )
 
 
-optim.explain(scales, optimizer="adam")
+print(optim.explain(scales, optimizer="adam"))
 
 # %% [markdown]
 # `check_chain` runs an optimizer on known gradients. Every update of the new chain has

@@ -65,7 +65,7 @@ def scales(width, depth):
     )
 
 
-optim.explain(scales(64, 8), optimizer="adamw")
+print(optim.explain(scales(64, 8), optimizer="adamw"))
 
 
 # %% [markdown]
@@ -92,7 +92,7 @@ def outputs(model, batch):
     return jax.vmap(model)(batch)
 
 
-optim.coord_check(
+check = optim.coord_check(
     lambda key, width: make_model(key, width, 4),
     lambda model, width: make_optimizer(model, width, 4),
     outputs,
@@ -100,6 +100,7 @@ optim.coord_check(
     widths=(64, 256),
     seeds=8,
 )
+print(check)
 
 
 # %% [markdown]

@@ -75,7 +75,7 @@ def scales(width, depth):
 
 
 setup = optim.explain(scales(64, 8), optimizer="adam")
-setup
+print(setup)
 
 # %% [markdown]
 # Every number is a ratio to the base: the head of a model with twice the width has
@@ -113,19 +113,20 @@ check = optim.coord_check(
     widths=(64, 256),
     seeds=4,
 )
-check
+print(check)
 
 # %% [markdown]
 # And over depth:
 
 # %%
-optim.coord_check(
+deep = optim.coord_check(
     lambda key, depth: make_model(key, 64, depth),
     lambda model, depth: make_optimizer(model, 64, depth),
     batch=batch,
     depths=(8, 32),
     seeds=8,
 )
+print(deep)
 
 # %% [markdown]
 # The check finds mistakes. Here the optimizer is plain Adam, with the same learning
@@ -139,7 +140,7 @@ wrong = optim.coord_check(
     widths=(64, 256),
     seeds=4,
 )
-wrong
+print(wrong)
 
 # %% [markdown]
 # ## 3. Sweep

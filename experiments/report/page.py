@@ -10,8 +10,6 @@ import jinja2
 import markupsafe
 from matplotlib.figure import Figure
 
-from mupax.optim.scales.display import Figures
-
 from ..errors import UserError
 from ..sweep import grids
 from ..sweep.verdict import listed
@@ -29,7 +27,7 @@ _RATE = "learning_rate"
 _EMBEDDED = 4_000_000
 
 
-def sweep_figures(data: SweepData, name: str) -> Figures:
+def sweep_figures(data: SweepData, name: str) -> list[Any]:
     """Loss against one hyperparameter, a figure for each axis of size.
 
     Raises:
@@ -41,9 +39,7 @@ def sweep_figures(data: SweepData, name: str) -> Figures:
             f"{', '.join(data.names) or 'none'}"
         )
     with styled():
-        return Figures(
-            sweep_figure(data, name, axis, titled=True) for axis in data.axes
-        )
+        return [sweep_figure(data, name, axis, titled=True) for axis in data.axes]
 
 
 def report_page(data: SweepData, dpi: int = DPI) -> str:

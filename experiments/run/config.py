@@ -192,9 +192,9 @@ class RunConfig:
     @property
     def training(self) -> optim.TrainingScale:
         """Ratios of batch size and training length to those of the base."""
-        return optim.training_scale(
-            (self.base_batch_size or self.batch_size, self.batch_size),
-            (self.base_examples or self.examples, self.examples),
+        return optim.TrainingScale(
+            self.batch_size / (self.base_batch_size or self.batch_size),
+            self.examples / (self.base_examples or self.examples),
         )
 
     def plain(self) -> dict[str, Any]:

@@ -20,8 +20,6 @@ import rich.console
 from absl import logging
 from jaxtyping import Array, Float
 
-from mupax.optim.scales.display import Figures, html_table
-
 from .. import data as datasets
 from .. import report
 from ..checks import number as finite_number
@@ -101,14 +99,14 @@ class Sweep:
         """
         return [row for population in self.populations for row in population.rows()]
 
-    def plot(self, name: str = "learning_rate") -> Figures:
+    def plot(self, name: str = "learning_rate") -> list[Any]:
         """Draw loss against a hyperparameter, a figure for each axis of size.
 
         Args:
           name: of the hyperparameter.
 
         Returns:
-          The figures, which a notebook shows.
+          Figures of Matplotlib.
 
         Raises:
           UserError: it has one value only, or is unknown.
@@ -119,29 +117,13 @@ class Sweep:
 
     def __repr__(self) -> str:
         lines = []
-        for name, words, best, change in self._table():
-            lines.append(f"{name}: {words}")
-            lines.append(f"  best at {best}" + f"; {change}" * bool(change))
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        heads = ["hyperparameter", "verdict", "best at", "change of the best value"]
-        base = f"base {self.base.width} x {self.base.depth}"
-        return html_table(
-            f"{len(self.populations)} shapes, {base}", heads, self._table()
-        )
-
-    def _table(self) -> list[tuple[str, str, str, str]]:
-        """(hyperparameter and axis, verdict, optima by size, their change)."""
-        return [
-            (
-                f"{t.name} over {t.over}",
-                t.words,
-                ", ".join(f"{size}: {best}" for size, best in sentences.best(t)),
-                t.change_words,
+        for t in self.data.transfers:
+            best = ", ".join(f"{size}: {best}" for size, best in sentences.best(t))
+            lines.append(f"{t.name} over {t.over}: {t.words}")
+            lines.append(
+                f"  best at {best}" + f"; {t.change_words}" * bool(t.change_words)
             )
-            for t in self.data.transfers
-        ]
+        return "\n".join(lines)
 
 
 def sweep(

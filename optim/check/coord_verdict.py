@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from ..scales.display import Figures, html_table
 from .activations import STREAM
 from .coord_hints import Facts, Verdict, hints
 
@@ -195,36 +194,21 @@ class CoordCheck:
 
     def __str__(self) -> str:
         lines: list[str] = []
-        for title, layers in self._tables():
-            lines.append(title)
-            long = max(len(layer) for layer, *_ in layers)
-            for layer, slope, verdict in layers:
-                shown = "" if verdict == Verdict.OK.upper() else f"  {verdict}"
-                lines.append(f"  {layer:<{long}}  {slope}{shown}")
-        return "\n".join([*lines, self._summary(), *(f"- {h}" for h in self.hints)])
-
-    def _repr_html_(self) -> str:
-        head = ["layer", "slope", "verdict"]
-        tables = [html_table(title, head, rows) for title, rows in self._tables()]
-        return "".join(tables) + html_table(self._summary(), [], [], self.hints)
-
-    def _tables(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
-        """For each axis, a title and rows of (layer, slope ± error, verdict)."""
-        tables = []
         for axis, fits in self.fits.items():
             sizes = ", ".join(map(str, self.sizes[axis]))
-            rows = [
-                (
-                    self._facts(axis).named(layer),
-                    f"{fit.slopes[fit.worst]:+.3f} ± {fit.errors[fit.worst]:.3f}",
-                    self.verdicts[axis][layer].upper()
-                    if layer in self.verdicts[axis]
-                    else f"not judged ({self._excused(axis, layer)})",
+            lines.append(f"log |Δ activation| against log {axis} ({sizes})")
+            names = {layer: self._facts(axis).named(layer) for layer in fits}
+            long = max(map(len, names.values()))
+            for layer, fit in fits.items():
+                slope, error = fit.slopes[fit.worst], fit.errors[fit.worst]
+                verdict = f"not judged ({self._excused(axis, layer)})"
+                if layer in self.verdicts[axis]:
+                    verdict = self.verdicts[axis][layer].upper().replace("OK", "")
+                line = (
+                    f"  {names[layer]:<{long}}  {slope:+.3f} ± {error:.3f}  {verdict}"
                 )
-                for layer, fit in fits.items()
-            ]
-            tables.append((f"log |Δ activation| against log {axis} ({sizes})", rows))
-        return tables
+                lines.append(line.rstrip())
+        return "\n".join([*lines, self._summary(), *(f"- {h}" for h in self.hints)])
 
     def _summary(self) -> str:
         count, edge = sum(map(len, self.verdicts.values())), self._edge
@@ -265,14 +249,14 @@ class CoordCheck:
             )
         return "too uncertain: use more seeds or larger sizes"
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figures:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Plot |Δ activation| against size: a row of panels for each axis of size.
 
         Args:
           path: of the image to write; None writes none.
 
         Returns:
-          A list of one Matplotlib figure, which a notebook displays.
+          A figure of Matplotlib, made without pyplot: none stays open.
 
         Raises:
           ModuleNotFoundError: matplotlib is not installed.
@@ -285,14 +269,13 @@ class CoordCheck:
             ) from None
         layers = next(iter(self.changes.values()))
         shape = len(self.changes), next(iter(layers.values())).shape[1]
-        # Figure rather than pyplot, which has global state and needs a display.
         canvas = figure.Figure(figsize=(3.2 * shape[1] + 2.4, 3.6 * shape[0]))
         rows = canvas.subplots(*shape, sharex="row", sharey="row", squeeze=False)
         for axis, panels in zip(self.changes, rows, strict=True):
             self._draw(axis, panels)
         if path is not None:
             canvas.savefig(path, bbox_inches="tight", dpi=120)
-        return Figures([canvas])
+        return canvas
 
     def _draw(self, axis: str, panels: Sequence[Any]) -> None:
         sizes, fits = self.sizes[axis], self.fits[axis]

@@ -11,8 +11,6 @@ from ..rules.multipliers import carried, family_of
 from ..rules.optimizers import Rule, optimizer_rule
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale
-from ..rules.training import SAME, TrainingScale
-from ..scales.display import html_table
 from ..scales.group import Module
 from ..scales.paths import open_numbers
 from ..scales.table import Scales
@@ -25,15 +23,10 @@ class Explanation:
     """Result of `explain`: `.rows` by path; print it for a table.
 
     Attributes:
-      parametrization: the parametrization.
+      scales: of the model, with its parametrization.
       optimizer: its name or family.
-      depth: depth ratio M.
       rows: settings of each parameter, by path, as ratios to the base; of each segment
         where they differ, e.g. `"qkv[:, 0:64]"`.
-      training: ratios of batch size and training length.
-      modules: hyperparameters of groups of parameters, from `for_modules`.
-      needs: what the model's attention or call needs to change, a sentence each.
-      carried: parameters that carry a multiplier of the model, with # for numbers.
 
     Source: docs/rules.md derives every number.
 
@@ -47,56 +40,40 @@ class Explanation:
       4.0
     """
 
-    parametrization: Parametrization
+    scales: Scales
     optimizer: str
-    depth: float
     rows: Mapping[str, Rule]
-    training: TrainingScale = SAME
-    modules: Mapping[str, Module] = dataclasses.field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    carried: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         roles = collections.Counter(row.role for row in self.rows.values())
         counted = ", ".join(f"{count} {role}" for role, count in roles.items())
         return (
-            f"<Explanation: {self.parametrization.name}, {self.optimizer}, "
+            f"<Explanation: {resolve(self.scales).name}, {self.optimizer}, "
             f"{len(self.rows)} parameters ({counted}); print it for the table>"
         )
 
     def __str__(self) -> str:
-        table = [_HEAD, *self._table()]
-        lines = _aligned(table)
         title, *notes = self._notes()
-        if max(map(len, lines)) > _COLUMNS:
-            same = [
-                (i, column)
-                for i, column in enumerate(zip(*table, strict=True))
-                if column[0] in ("family", "found") and len(set(column[1:])) == 1
-            ]
-            if same:
-                shared = ", ".join(f"{column[0]} {column[1]}" for _, column in same)
-                notes.append(f"every parameter: {shared}")
-                left_out = {i for i, _ in same}
-                lines = _aligned(
-                    [
-                        [c for i, c in enumerate(row) if i not in left_out]
-                        for row in table
-                    ]
-                )
+        columns = list(zip(_HEAD, *self._table(), strict=True))
+        # The last two are often the same for every parameter.
+        alike = [c for c in columns[-2:] if len(set(c[1:])) == 1]
+        columns = [c for c in columns if c not in alike]
+        if alike:
+            said = ", ".join(f"{name} {cell}" for name, cell, *_ in alike)
+            notes.insert(0, f"every parameter: {said}")
+        widths = [max(map(len, column)) for column in columns]
+        lines = [
+            "  ".join(map(str.ljust, row, widths)).rstrip()
+            for row in zip(*columns, strict=True)
+        ]
         lines.insert(1, "-" * max(map(len, lines)))
         return "\n".join([title, "", *lines, "", *notes])
 
-    def _repr_html_(self) -> str:
-        title, *notes = self._notes()
-        below = (line for note in notes for line in note.splitlines())
-        return html_table(title, _HEAD, self._table(), below)
-
-    def _table(self) -> list[list[str]]:
-        """The cells of every row. Blocks whose cells are the same share one."""
-        rows = [
-            [
-                path + (" *" if row.branch else ""),
+    def _table(self) -> list[tuple[str, ...]]:
+        """The cells of every row. Rows that differ in numbers of blocks share one."""
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for path, row in self.rows.items():
+            cells = (
                 row.role,
                 "x".join(map(str, row.base_shape)) or "()",
                 "x".join(map(str, row.shape)) or "()",
@@ -104,92 +81,52 @@ class Explanation:
                 *(f"{x:.4g}" for x in (row.learning_rate, row.eps, row.weight_decay)),
                 row.family,
                 row.origin,
-            ]
-            for path, row in self.rows.items()
+            )
+            name = path + (" *" if row.branch else "")
+            alike.setdefault((_NUMBERS.sub("#", name), *cells), []).append(name)
+        return [
+            (name if len(names) > 1 else names[0], *cells)
+            for (name, *cells), names in alike.items()
         ]
-        return _collapsed(rows)
 
     def _notes(self) -> list[str]:
         """The title, and the notes below the table."""
-        point = self.parametrization
+        scales, point = self.scales, resolve(self.scales)
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
         told = any(r.branch and r.origin == "declared" for r in self.rows.values())
-        if self.carried:
+        carry = dict.fromkeys(
+            open_numbers(s.path)
+            for s in scales.values()
+            if any(carried(part, point) != 1 for part in s.parts)
+        )
+        if carry:
             notes.append(
                 f"these carry factors of branches, logits or readout that {point.name} "
-                f"needs and the model does not have: {', '.join(self.carried)}"
+                f"needs and the model does not have: {', '.join(carry)}"
             )
-        elif told and (self.depth != 1 or point.alpha):
+        elif told and (scales.depth != 1 or point.alpha):
             notes.append(
                 "your model must multiply branches (*) by "
-                f"{point.branch_multiplier(self.depth):.4g}·a (a·M^-{point.alpha:g}, "
-                f"M = {self.depth:g})"
+                f"{point.branch_multiplier(scales.depth):.4g}·a (a·M^-{point.alpha:g}, "
+                f"M = {scales.depth:g})"
             )
-        notes += self.needs
+        if missing := missing_multipliers(scales):
+            notes.append(missing)
         if point.richness != 1:
             notes.append(f"the model divides its output by μ0 = {point.richness:g}")
         notes.append(f"init, fwd, lr, eps: {point.citation}")
         if point.scaled and self.optimizer != "adafactor":
             notes.append("wd: such that lr·wd is the same at every size")
         groups: dict[Module, list[str]] = {}
-        for path, module in self.modules.items():
+        for path, module in scales.modules.items():
             groups.setdefault(module, []).append(path)
         for module, paths in groups.items():
             notes.append(f"{', '.join(paths)}: also times {_factors(module)}")
-        notes += self.training.describe(family_of(self.optimizer).value)
-        return notes
+        return notes + scales.training.describe(family_of(self.optimizer).value)
 
 
-# A name that ends in a number: Linen's "Dense_1", or "0" of a list.
-_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)( \*)?")
-
-
-def _collapsed(table: list[list[str]]) -> list[list[str]]:
-    """Join rows whose first cells, the paths, differ only by the number of one name.
-
-    Examples:
-      >>> _collapsed([["b/0/w", "x"], ["b/1/w", "x"], ["b/2/w", "y"]])
-      [['b/0-1/w', 'x'], ['b/2/w', 'y']]
-      >>> _collapsed([["Dense_1/w *", "x"], ["Dense_2/w *", "x"]])
-      [['Dense_1-2/w *', 'x']]
-    """
-    longest = max((path.count("/") + 1 for path, *_ in table), default=0)
-    for at in reversed(range(longest)):
-        numbers: dict[tuple[tuple[str, ...], ...], list[int]] = {}
-        for path, *cells in table:
-            parts, number = path.split("/"), []
-            match = _NUMBERED.fullmatch(parts[at]) if at < len(parts) else None
-            if match:
-                parts[at], number = f"{match[1]}\0{match[3] or ''}", [int(match[2])]
-            numbers.setdefault((tuple(parts), tuple(cells)), []).extend(number)
-        table = [
-            ["/".join(names).replace("\0", _range(found)), *cells]
-            for (names, cells), found in numbers.items()
-        ]
-    return table
-
-
-def _range(numbers: list[int]) -> str:
-    """As few words as possible for numbers of blocks, e.g. "0-11" or "0,2-11"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{r[0]}-{r[-1]}" if r[1:] else str(r[0]) for r in runs)
-
-
-_COLUMNS = 100  # wider tables leave out columns that are the same in each row
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
-    """Format the rows of a table as lines with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip()
-        for r in table
-    ]
+# Numbers of blocks: those that end a name, as in Linen's "Dense_1/kernel".
+_NUMBERS = re.compile(r"\d+(?=/)")
 
 
 def _factors(module: Module) -> str:
@@ -233,11 +170,12 @@ def explain(
       >>> print(optim.explain(scales, optimizer="adamw"))
       mup, adamw; every number is a ratio to the base
       <BLANKLINE>
-      path  role    base  target  init  fwd  lr    eps   wd  family  found
-      -----------------------------------------------------------------------
-      in    input   8x4   8x16    1     1    1     0.25  1   adam    declared
-      out   output  4x2   16x2    0.25  1    0.25  1     4   adam    declared
+      path  role    base  target  init  fwd  lr    eps   wd
+      -----------------------------------------------------
+      in    input   8x4   8x16    1     1    1     0.25  1
+      out   output  4x2   16x2    0.25  1    0.25  1     4
       <BLANKLINE>
+      every parameter: family adam, found declared
       init, fwd, lr, eps: Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), \
 Table 3
       wd: such that lr·wd is the same at every size
@@ -256,23 +194,7 @@ Table 3
         for path, scale in scales.items()
         for name, row in _rows(path, scale, point, optimizer, options).items()
     }
-    missing = missing_multipliers(scales)
-    return Explanation(
-        point,
-        optimizer,
-        scales.depth,
-        rows,
-        scales.training,
-        scales.modules,
-        (missing,) if missing else (),
-        tuple(
-            dict.fromkeys(
-                open_numbers(s.path)
-                for s in scales.values()
-                if any(carried(part, point) != 1 for part in s.parts)
-            )
-        ),
-    )
+    return Explanation(scales, optimizer, rows)
 
 
 def _rows(

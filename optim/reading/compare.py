@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
-from ..rules.training import TrainingScale
 from ..scales.declare import Declarations
 from ..scales.paths import open_numbers
 from ..scales.table import Scales, some
@@ -98,7 +97,6 @@ class Comparison:
         base's, if there is one.
       given: parameters whose axes the user declared.
       fractional: whether ratios need not be whole numbers.
-      training: ratios of batch and examples.
     """
 
     def __init__(
@@ -106,11 +104,10 @@ class Comparison:
         readings: Sequence[Reading],
         given: Declarations,
         fractional: bool,
-        training: TrainingScale,
     ):
         base, target, *delta = readings
         large, others, self._parts = segmented(target, [base, *delta], given)
-        self.fractional, self.training = fractional, training
+        self.fractional = fractional
         self._averaged: list[Branch] = []  # terms of means over layers
         self._found: dict[str, ParamScale] = {}
         # By sum, the constants between it and the end of a branch that are not its own.
@@ -235,7 +232,6 @@ class Comparison:
             fractional=self.fractional,
             depth=depth,
             in_branch=inside,
-            training=self.training,
             head_shape=heads if small_heads else (),
             base_head_shape=small_heads if heads else (),
         )

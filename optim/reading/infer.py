@@ -7,7 +7,6 @@ from typing import Any
 from ..rules.parametrizations import Parametrization
 from ..rules.parametrizations import parametrization as named
 from ..rules.roles import Role
-from ..rules.training import TrainingScale, training_scale
 from ..scales.declare import Declarations, declared
 from ..scales.table import Scales
 from .compare import Comparison
@@ -110,24 +109,22 @@ def infer_scales(
         raise ValueError(f"fractional={fractional!r} must be True or False")
     given = declared(axes)
     point = None if parametrization is None else named(parametrization)
-    training = training_scale(batch, examples)
     if inputs is None:
         if call is not None:
             raise ValueError(
                 "call=... needs inputs=(x,), the arguments of one forward pass"
             )
-        scales = _declared_scales(
-            base, target, delta, given, point, fractional, training
-        )
+        scales = _declared_scales(base, target, delta, given, point, fractional)
     else:
         models = {"base": base, "target": target} | (
             {} if delta is None else {"delta": delta}
         )
         readings = [trace(model, inputs, call, k) for k, model in models.items()]
-        scales = Comparison(readings, given, fractional, training).scales(point)
+        scales = Comparison(readings, given, fractional).scales(point)
     given.check(scales)
     if batch is None and examples is None:
         check_something_grows(scales.values())
+    scales = scales.for_training(batch=batch, examples=examples)
     return scales.replaced(base=initialized(base, inputs))
 
 
@@ -138,7 +135,6 @@ def _declared_scales(
     given: Declarations,
     point: Parametrization | None,
     fractional: bool,
-    training: TrainingScale,
 ) -> Scales:
     """The scales of a target whose parameters are all declared."""
     small, large = leaves(base, "base"), leaves(target, "target")
@@ -167,7 +163,6 @@ def _declared_scales(
             fractional=fractional,
             depth=depth,
             in_branch=given.in_branch(path),
-            training=training,
             head_shape=told.head_shape(leaf.shape),
             base_head_shape=told.head_shape(before),
         )

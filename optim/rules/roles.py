@@ -185,74 +185,49 @@ class ParamScale:
         }
 
     def by_head(self) -> "ParamScale":
-        """The same kernel with an axis that counts heads, each of them a matrix.
+        """The same kernel with (head, entry) in place of each axis: a matrix per head.
 
         Examples:
           >>> w = param_scale("w", (64, 64), (256, 256), (0,), (1,),
           ...                 head_shape=(256, 32), base_head_shape=(64, 32))
           >>> w.by_head().shape, w.by_head().out_axes, w.by_head().heads_out
-          ((256, 8, 32), (2,), 4.0)
+          ((1, 256, 8, 32), (3,), 4.0)
         """
         if not self.head_shape:
             return self
-        shape, base_shape = self.with_heads(), self.with_heads(at_base=True)
-        kept: dict[str, list[int]] = {"in_axes": [], "out_axes": []}
-        growth = {"in_axes": self.heads_in, "out_axes": self.heads_out}
-        place = 0
-        for axis, (heads, counts) in enumerate(zip(*self._heads, strict=True)):
-            for side, found in kept.items():
-                if axis not in getattr(self, side):
-                    continue
-                if heads:
-                    growth[side] *= shape[place] / base_shape[place]
-                if not counts:
-                    found.append(place + heads)
-            place += 1 + (heads and not counts)
+        shape = self.with_heads(self.shape)
+        base_shape = self.with_heads(self.base_shape, at_base=True)
+
+        def growth(axes: tuple[int, ...]) -> float:
+            return math.prod(shape[2 * a] / base_shape[2 * a] for a in axes)
+
         return dataclasses.replace(
             self,
             shape=shape,
             base_shape=base_shape,
-            **{side: tuple(axes) for side, axes in kept.items()},  # type: ignore[arg-type]
-            heads_in=growth["in_axes"],
-            heads_out=growth["out_axes"],
+            in_axes=tuple(2 * a + 1 for a in self.in_axes),
+            out_axes=tuple(2 * a + 1 for a in self.out_axes),
+            heads_in=self.heads_in * growth(self.in_axes),
+            heads_out=self.heads_out * growth(self.out_axes),
             head_shape=(),
             base_head_shape=(),
         )
 
-    @property
-    def _heads(self) -> tuple[list[bool], list[bool]]:
-        """Whether each axis runs over heads; and if so, over nothing else."""
-        ends = [
-            list(zip(shape, head, strict=True))
-            for shape, head in (
-                (self.shape, self.head_shape),
-                (self.base_shape, self.base_head_shape),
-            )
-        ]
-        split = [any(n != h for n, h in each) for each in zip(*ends, strict=True)]
-        alone = [all(h == 1 for _, h in each) for each in zip(*ends, strict=True)]
-        return split, [a and b for a, b in zip(split, alone, strict=True)]
-
     def with_heads(
-        self, shape: tuple[int, ...] | None = None, *, at_base: bool = False
+        self, shape: tuple[int, ...], *, at_base: bool = False
     ) -> tuple[int, ...]:
-        """The shape of an array with an axis of heads.
+        """The shape of an array with (head, entry) in place of each axis.
 
         Args:
           shape: of the array; in a probe it may be smaller, and holds as many heads as
             fit.
           at_base: whether it is of the base.
         """
-        whole, head = (self.shape, self.head_shape)
-        if at_base:
-            whole, head = self.base_shape, self.base_head_shape
-        sizes: list[int] = []
-        for size, n, h, split, alone in zip(
-            shape or whole, whole, head, *self._heads, strict=True
-        ):
-            heads = math.gcd(n // h, size)
-            sizes += [heads, size // heads] if split and not alone else [size]
-        return tuple(sizes)
+        own = (self.base_shape, self.base_head_shape)
+        whole, head = own if at_base else (self.shape, self.head_shape)
+        each = zip(shape, whole, head, strict=True)
+        heads = tuple(math.gcd(n // h, size) for size, n, h in each)
+        return Place((), (), heads).view(shape)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -149,82 +149,28 @@ class TrainingScale:
         """
         if self == SAME:
             return []
-        sgd = family == "sgd"
-        rate, power = (self.linear, "κ") if sgd else (self.update, "κ^½")
-        if self._slower != 1:
-            slower = self.length_exponent + (0.5 if sgd else 0)
-            power = f"κ_B{'' if sgd else '^½'} κ_D^-{slower:g}"
+        power, rate = (1, self.linear) if family == "sgd" else (0.5, self.update)
+        length = self.length_exponent + power - 0.5
         lines = [
             f"batch size times {self.batch:.4g}, examples times {self.examples:.4g}: "
             f"κ = {self.kappa:.4g}, steps times {1 / self.kappa:.4g}; the columns "
             "include it",
-            f"lr times {rate:.4g} ({power}; {SOURCES.get(family, _EXTENSION)})",
+            f"lr times {rate:.4g} (κ_B^{power:g} κ_D^-{length:g}; "
+            f"{SOURCES.get(family, _EXTENSION)}; examples: {_LENGTH})",
+            f"lr·wd times {self.kappa:.4g} (κ; Wang & Aitchison 2024, "
+            "arXiv:2405.13698); warm-up: the same share of the steps",
         ]
         if family != "sgd":
             lines.append(
                 f"eps times {self.gradient:.4g} (κ^-½); b1, b2, beta to the power of "
                 f"κ, e.g. 0.9 -> {self.beta(0.9):.4g}, 0.999 -> {self.beta(0.999):.4g}"
             )
-            if self.kappa * 0.1 > 1:
-                lines.append(
-                    "β = 0.9 of the base averages over less than one step of the "
-                    "target: the rule holds to first order in κ(1-β) only"
-                )
-        lines.append(
-            f"lr·wd times {self.kappa:.4g} (κ; Wang & Aitchison 2024, "
-            "arXiv:2405.13698); warm-up: the same share of the steps"
-        )
-        if self.examples != 1:
+        if family != "sgd" and self.kappa * 0.1 > 1:
             lines.append(
-                f"examples: {_LENGTH}"
-                if self._slower == 1
-                else f"length_exponent={self.length_exponent:g} is yours; ½ is of "
-                f"{_LENGTH}"
+                "β = 0.9 of the base averages over less than one step of the target: "
+                "the rule holds to first order in κ(1-β) only"
             )
         return lines
 
 
 SAME = TrainingScale()
-
-
-def training_scale(
-    batch: tuple[float, float] | None = None,
-    examples: tuple[float, float] | None = None,
-    *,
-    length_exponent: float = 0.5,
-) -> TrainingScale:
-    """Compute the ratios of batch size and training length, target over base.
-
-    Args:
-      batch: (base, target) batch size in examples; None if they are equal.
-      examples: (base, target) number of examples of the whole training, i.e. batch size
-        times steps; None if they are equal.
-      length_exponent: see `TrainingScale`.
-
-    Returns:
-      A `TrainingScale`.
-
-    Raises:
-      ValueError: an argument is not a pair of positive numbers.
-
-    Examples:
-      >>> training_scale(batch=(64, 256), examples=(1e6, 16e6)).kappa
-      0.25
-
-    Source: see `TrainingScale`.
-    """
-    ratios = {}
-    for name, pair in (("batch", batch), ("examples", examples)):
-        if pair is None:
-            continue
-        try:
-            base, target = (float(x) for x in pair)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"{name}={pair!r} must be a pair (base, target), e.g. {name}=(64, 256)"
-            ) from None
-        for size in (base, target):
-            if not (math.isfinite(size) and size > 0):
-                raise ValueError(f"{name}={pair!r} must hold two positive numbers")
-        ratios[name] = target / base
-    return TrainingScale(**ratios, length_exponent=length_exponent)

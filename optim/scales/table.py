@@ -1,5 +1,6 @@
 """`Scales`: the role and growth ratios of every parameter of a model."""
 
+import math
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale
-from ..rules.training import SAME, TrainingScale, training_scale
+from ..rules.training import SAME, TrainingScale
 from .group import Module
 from .paths import flatten
 from .probe import mode
@@ -118,8 +119,8 @@ class Scales(Mapping[str, ParamScale]):
           and `scales.training.weight_decay(0.1)` to Optax's transforms.
 
         Raises:
-          ValueError: the scales already have other ratios than one; see
-            `training_scale` for the rest.
+          ValueError: the scales already have other ratios than one; an argument is not
+            a pair of positive numbers; the exponent is not between 0 and 1.
 
         Examples:
           >>> from mupax.optim import Scales, param_scale
@@ -135,7 +136,8 @@ class Scales(Mapping[str, ParamScale]):
                 "for_training, infer_scales or zoo.scales; pass batch and examples in "
                 "one call"
             )
-        ratios = training_scale(batch, examples, length_exponent=length_exponent)
+        kappa = _ratio("batch", batch), _ratio("examples", examples)
+        ratios = TrainingScale(*kappa, length_exponent)
         scales = {p: s.with_all(training=ratios) for p, s in self.items()}
         return self.replaced(scales=scales)
 
@@ -259,6 +261,21 @@ class Scales(Mapping[str, ParamScale]):
             return
         if not _in_shard_map():
             raise ValueError(_other_shape(self[path], tuple(shape)))
+
+
+def _ratio(name: str, pair: tuple[float, float] | None) -> float:
+    """Target over base."""
+    if pair is None:
+        return 1.0
+    try:
+        base, target = (float(x) for x in pair)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name}={pair!r} must be a pair (base, target), e.g. {name}=(64, 256)"
+        ) from None
+    if not all(math.isfinite(size) and size > 0 for size in (base, target)):
+        raise ValueError(f"{name}={pair!r} must hold two positive numbers")
+    return target / base
 
 
 def _other_shape(scale: ParamScale, shape: tuple[int, ...]) -> str:
