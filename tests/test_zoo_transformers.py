@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from goldens import QUICK, abstract, run
+from goldens import QUICK, abstract, apart, run
 
 from mupax import optim, zoo
 from mupax.zoo.layers.attention import Noise, drop_path, dropout
