@@ -181,9 +181,13 @@ def test_parameters_that_the_forward_pass_does_not_use_are_named_together():
     def call(params, x):
         return x @ params["embed"] @ params["hidden"] @ params["head"]
 
-    given = {"inputs": (jnp.ones((1, 5)),), "call": call, "axes": None}
-    with refuses("does not use 'unused0', 'unused1', 'unused2', 'unused3' and 1 more"):
-        infer(model(8), model(32), **given)
+    given = {"inputs": (jnp.ones((1, 5)),), "call": call}
+    told = {r"^unused\d+$": "in -> out"}
+    wanted = "does not use 'unused0', 'unused1', 'unused2', 'unused3' and 1 more", "{"
+    with refuses(*wanted, *(f"r'{k}': '{v}'" for k, v in told.items()), "}"):
+        infer(model(8), model(32), axes=None, **given)
+    scales = infer(model(8), model(32), axes=told, **given)
+    assert scales["unused4"].role.value == "hidden"
 
 
 def test_a_rule_for_branches_on_a_model_without():

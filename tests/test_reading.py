@@ -24,6 +24,7 @@ from programs import (  # noqa: F401
     libraries,
     modules,
     plain,
+    public,
     recent,
     sciences,
     sequences,

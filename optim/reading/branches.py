@@ -900,6 +900,8 @@ class Branches:
     def escapes(self, start: Node, stops: Set[tuple[int, int]]) -> Node | None:
         """A result that a node reaches without passing through one of some operations.
 
+        A branch's own value is none: models return those of all layers to look at.
+
         Args:
           start: the node.
           stops: (operation, operand) pairs of node ids; an operand of -1 means any.
@@ -913,7 +915,16 @@ class Branches:
             each = zip(every, pairs, strict=True)
             return [user for user, pair in each if not pair & stops]
 
-        return next((x for x in reach([start], users) if x.id in self._outputs), None)
+        ends = {b.end.id for b in self.all if b.end is not b.trunk}
+
+        def is_shown(at: Node) -> bool:
+            at = origin(at)
+            if at.op in (*_PARTS, "concatenate"):
+                return all(is_shown(x) for x in earlier(at) if x.data)
+            return at.id in ends
+
+        results = (x for x in reach([start], users) if x.id in self._outputs)
+        return next((x for x in results if not is_shown(x)), None)
 
     def feeding(self, node: Node, chosen: Iterable[Branch]) -> list[Branch] | None:
         """The branches through which a node outside of all reaches the outputs.

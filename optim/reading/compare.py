@@ -195,7 +195,7 @@ class Comparison:
         role, grows = self.large.roles[path], self._growth[path]
         if role is None:
             if grows:
-                raise ValueError(self._unused(path))
+                raise ValueError(self._unused())
             role = Found(path, (), (), (), False, False, None)
         if grows & set(role.mixed):
             raise ValueError(
@@ -236,14 +236,14 @@ class Comparison:
             base_head_shape=small_heads if heads else (),
         )
 
-    def _unused(self, path: str) -> str:
-        """Why a parameter's use is not known, and what to do."""
-        roles = self.large.roles
-        unused = [p for p in roles if roles[p] is None and self._growth[p]]
+    def _unused(self) -> str:
+        """Which parameters' use is not known, and what to do."""
+        unused = [p for p, x in self.large.roles.items() if x is None]
+        shapes = {p: self._leaves[p].shape for p in unused if self._growth[p]}
         return (
-            f"the forward pass does not use {some(unused)}; pass "
+            f"the forward pass does not use {some([*shapes])}; pass "
             "call=lambda model, *inputs: ... that does (the loss, for example),"
-            f" or declare the axes: {remedy(path, self._leaves[path].shape)}"
+            f" or declare the axes: {remedy(shapes)}"
         )
 
     def _last_width(self) -> float:
@@ -1064,12 +1064,14 @@ class Comparison:
             return
         data = next(x for x in now.operands if x.data)
         logits = Sum(now, (data,), round(width))
-        if not self._carried_by(self._params(data), 1 / width / ratio, [logits]):
+        rest = 1 / width / ratio
+        if not self._carried_by(self._params(data), rest, [logits]):
             raise ValueError(
                 f"the embedding {path!r} is also the readout ({now.line}); its logits "
-                f"need a multiplier of base width / width (here {1 / width:.4g}), and "
-                f"have {ratio:.4g}: multiply the logits by it, or the input of this "
-                "product"
+                f"need a multiplier of base width / width (here {1 / width:.4g}), of "
+                f"which they have {ratio:.4g}: multiply the logits, or the input of "
+                f"this product, by {rest:.4g}, i.e. by (base width / width)**"
+                f"{math.log(rest) / -math.log(width):.4g}"
             )
 
 

@@ -420,7 +420,7 @@ class Program:
                 (x.shape[axis] for x in node.operands), initial=0
             )
             at = [*edges]
-            if start in at and stop in at:
+            if start in at and stop in at and start < stop:
                 parts = node.operands[at.index(start) : at.index(stop)]
                 return self._concatenation(parts, axis, source)
         shape = (*node.shape[:axis], stop - start, *node.shape[axis + 1 :])

@@ -1,6 +1,7 @@
 """Fan-in and fan-out axes of each parameter, from its uses in the program."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from ..scales.declare import AxesOf, Declarations
 from ..scales.patterns import pattern
@@ -84,7 +85,7 @@ def find_roles(
             raise ValueError(
                 f"{path!r} enters {node.op!r} ({node.line or 'unknown line'}), whose "
                 "use of it cannot be read from the program; declare its axes: "
-                f"{remedy(path, shape)}"
+                f"{remedy({path: shape})}"
             )
         sliced = {a for p, a in axes.sliced if p == index}
         if whole(path) != path:
@@ -106,15 +107,20 @@ def from_declaration(path: str, told: AxesOf) -> Found:
     )
 
 
-def remedy(path: str, shape: tuple[int, ...]) -> str:
-    """An example of a declaration of this parameter."""
-    path = whole(path)
-    text = {0: "", 1: "d", 2: "in -> out"}.get(
-        len(shape), " ".join("abcdefgh"[: len(shape) - 1]) + " -> out"
-    )
+def remedy(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """An example of declarations of these parameters."""
+    alike: dict[int, list[str]] = {}
+    for path, shape in shapes.items():
+        alike.setdefault(len(shape), []).append(whole(path))
+    told = []
+    for rank, paths in alike.items():
+        text = {0: "", 1: "d", 2: "in -> out"}.get(
+            rank, " ".join("abcdefgh"[: rank - 1]) + " -> out"
+        )
+        told.append(f"r'{pattern(*paths)}': '{text}'")
     return (
-        f"axes={{r'{pattern(path)}': '{text}'}}, with the axes that are summed over "
-        "left of the arrow"
+        f"axes={{{', '.join(told)}}}, with the axes that are summed over left of the "
+        "arrow"
     )
 
 
