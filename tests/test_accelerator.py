@@ -109,9 +109,16 @@ def test_convolutions_of_lanes_are_products_with_the_same_gradients(
         ours, theirs = products(x, w), step(x, w)
         names = {e.primitive.name for e in equations(jax.make_jaxpr(products)(x, w))}
         assert str(few) == str(jax.make_jaxpr(step)(x, w))
+        on_cpu = lanes.rewritten(step, 0, x, w)
+        last, program = on_cpu(x, w), equations(jax.make_jaxpr(on_cpu)(x, w))
     assert "conv_general_dilated" not in names
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+    for one in (ours, last):
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(theirs), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+    # XLA on CPUs is fast at channels last, inside of loops too.
+    form = jax.lax.conv_dimension_numbers(shape, kernel, numbers)
+    forms = [e.params.get("dimension_numbers") for e in program]
+    assert [x for x in forms if isinstance(x, type(form))] == [form] * 3
 
 
 def test_grouped_and_wide_convolutions_of_lanes_stay():

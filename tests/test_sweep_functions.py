@@ -24,7 +24,6 @@ from mupax.experiments.sweep import (
     engine,
     fingerprint,
     functions,
-    program,
     tasks,
     training,
 )
@@ -464,52 +463,6 @@ def test_without_a_terminal_progress_is_a_line_for_each_shape(capsys):
     assert shown.out == ""
     assert "w2-d1: 3 runs done (1 of 2 shapes" in shown.err
     assert "w4-d2: 3 runs done (2 of 2 shapes" in shown.err
-
-
-def convnet(key, width, depth):
-    return {"k": jax.random.normal(key, (3, 3, 1, width))}
-
-
-def conv_loss(model, batch):
-    dims = ("NHWC", "HWIO", "NHWC")
-    y = jax.lax.conv_general_dilated(
-        batch, model["k"], (1, 1), "SAME", dimension_numbers=dims
-    )
-    return jnp.mean((y - 1) ** 2)
-
-
-IMAGES = np.random.default_rng(0).normal(size=(16, 4, 4, 1)).astype(np.float32)
-
-
-def test_a_convolution_on_a_cpu_is_not_inside_of_a_loop():
-    """XLA's gradients there take 20 times as long."""
-    compiled = []
-    make = engine.program
-
-    def kept(*arguments, **options):
-        compiled.append(make(*arguments, **options))
-        return compiled[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "program", kept)
-        sweep(None, convnet, loss=conv_loss, data=IMAGES)
-    text = compiled[0]._step.as_text()
-    assert "conv" in text
-    assert " while(" not in text
-
-
-def test_steps_that_python_calls_train_as_the_loop_does(monkeypatch):
-    options = {
-        "grid": {"learning_rate": (0.01, 0.02, 0.04, 1e30)},
-        "seeds": 2,
-        "steps": 20,
-    }
-    ours = sweep(None, convnet, loss=conv_loss, data=IMAGES, **options)
-    monkeypatch.setattr(program, "holds", lambda jaxpr, name: False)
-    loop = sweep(None, convnet, loss=conv_loss, data=IMAGES, **options)
-    (one,), (other,) = ours.populations, loop.populations
-    np.testing.assert_allclose(one.curves, other.curves, rtol=1e-5)
-    assert np.isnan(one.loss).tolist() == [[False] * 3 + [True]] * 2
 
 
 class Noisy(nnx.Module):

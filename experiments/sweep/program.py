@@ -2,10 +2,8 @@
 
 Accelerators train all runs at once, by `jax.vmap` (`lanes`). A CPU core trains one run
 after another, in the same program: a single run keeps the core busy, and its weights
-stay in the cache. Grid points are sharded over the local devices.
-
-On CPUs a program with convolutions is one training step instead (`_Stepwise`): XLA
-has fast code for the gradients of convolutions, but not inside of loops.
+stay in the cache. Grid points are sharded over the local devices. For either, module
+`lanes` rewrites the step.
 """
 
 import functools
@@ -14,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.extend import core
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from . import lanes
 
@@ -57,127 +53,18 @@ def program(
     none, points = PartitionSpec(), PartitionSpec("runs")
     specs = none, points, none, points, none
     runs = _sharded(runs, specs, PartitionSpec(None, "runs"))
-    traced = jax.jit(runs).trace(*arguments)
-    if not together and holds(traced.jaxpr.jaxpr, "conv_general_dilated"):
-        return _Stepwise(training, arguments, options)
-    return traced.lower().compile(options)
-
-
-def _mesh() -> jax.sharding.Mesh:
-    """The local devices, which take grid points in turn."""
-    count = jax.local_device_count()
-    return jax.make_mesh((count,), ("runs",), axis_types=(AxisType.Auto,))
+    return jax.jit(runs).lower(*arguments).compile(options)
 
 
 def _sharded(function: Callable[..., Any], specs: Any, out: Any) -> Callable[..., Any]:
     """The function on a part of each argument, on every local device."""
-    if jax.local_device_count() == 1:
+    count = jax.local_device_count()
+    if count == 1:
         return function
+    mesh = jax.make_mesh((count,), ("runs",), axis_types=(AxisType.Auto,))
     return jax.shard_map(
-        function, mesh=_mesh(), in_specs=specs, out_specs=out, check_vma=False
+        function, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False
     )
-
-
-def holds(jaxpr: Any, primitive: str) -> bool:
-    """Whether a program holds a primitive of this name."""
-    if any(e.primitive.name == primitive for e in jaxpr.eqns):
-        return True
-    return any(holds(inner, primitive) for inner in core.subjaxprs(jaxpr))
-
-
-class _Stepwise:
-    """The runs of `program`, by a compiled step that Python calls.
-
-    Every device trains one run at a time. On CPUs, calls return before the step has
-    ended, so that the devices do not wait for Python.
-    """
-
-    def __init__(
-        self,
-        training: "Training",
-        arguments: tuple[Any, ...],
-        options: dict[str, str | bool] | None,
-    ):
-        def one(hyper: "Hyper") -> "Hyper":
-            return {name: values[0] for name, values in hyper.items()}
-
-        def start(key: jax.Array, hyper: "Hyper", order: jax.Array) -> Any:
-            state, fixed = training.init(key, one(hyper))
-            carry = jnp.int32(0), _begin(state, (), len(order))
-            return jax.tree.map(lambda x: x[None], (carry, fixed))
-
-        def step(
-            carry: Any, fixed: Any, key: Any, hyper: "Hyper", order: Any, examples: Any
-        ) -> Any:
-            carry, fixed = jax.tree.map(lambda x: x[0], (carry, fixed))
-
-            def move(state: Any, batch: Any) -> Any:
-                return training.step(state, fixed, batch, one(hyper), key)
-
-            t, rest = carry
-            rest = _move(move, order, examples, t, rest)
-            return jax.tree.map(lambda x: x[None], (t + 1, rest))
-
-        keys, hyper, orders, _, examples = arguments
-        none, runs = PartitionSpec(), PartitionSpec("runs")
-        self._start: Any = jax.jit(_sharded(start, (none, runs, none), runs))
-        self._step: Any = jax.jit(
-            _sharded(step, (runs, runs, none, runs, none, none), runs),
-            donate_argnums=0,
-        )
-        first = (
-            self._replicated(keys[0]),
-            self._block(hyper, 0),
-            self._replicated(orders[:, 0]),
-        )
-        examples = jax.tree.map(self._replicated, examples)
-        self._start = self._start.lower(*first).compile(options)
-        carry, fixed = self._start(*first)
-        self._step = self._step.lower(carry, fixed, *first, examples).compile(options)
-
-    def memory_analysis(self) -> Any:
-        """That of a step, whose arguments are the state and the examples."""
-        return self._step.memory_analysis()
-
-    def __call__(
-        self,
-        keys: jax.Array,
-        hyper: "Hyper",
-        orders: np.ndarray,
-        steps: np.ndarray,
-        examples: Any,
-    ) -> np.ndarray:
-        """The losses, shape (seeds, points, steps)."""
-        examples = jax.tree.map(self._replicated, examples)
-        devices = jax.local_device_count()
-        blocks = len(steps) // devices
-        limits = steps.reshape(devices, blocks)
-        losses = np.full((len(keys), devices, blocks, len(orders)), np.nan)
-        for seed, block in np.ndindex(len(keys), blocks):
-            if not limits[:, block].any():
-                continue
-            order = self._replicated(orders[:, seed])
-            rest = self._replicated(keys[seed]), self._block(hyper, block), order
-            carry, fixed = self._start(*rest)
-            for _ in range(limits[:, block].max()):
-                carry = self._step(carry, fixed, *rest, examples)
-            losses[seed, :, block] = carry[1][1]
-        trained = np.arange(len(orders)) < steps[:, None]
-        return np.where(trained, losses.reshape(len(keys), -1, len(orders)), np.nan)
-
-    def _block(self, hyper: "Hyper", block: int) -> "Hyper":
-        """Hyperparameters of one point for each device."""
-        devices = jax.local_device_count()
-        columns = {k: np.asarray(x).reshape(devices, -1) for k, x in hyper.items()}
-        return {k: self._put(x[:, block], "runs") for k, x in columns.items()}
-
-    def _replicated(self, x: Any) -> jax.Array:
-        return self._put(x)
-
-    def _put(self, x: Any, *axes: str) -> jax.Array:
-        if jax.local_device_count() == 1:
-            return jnp.asarray(x)
-        return jax.device_put(x, NamedSharding(_mesh(), PartitionSpec(*axes)))
 
 
 def _together(
@@ -193,17 +80,8 @@ def _together(
     state = every(keys, hyper)[0]
     first = {name: values[0] for name, values in hyper.items()}
     fixed = jax.vmap(lambda key: training.init(key, first)[1])(keys)
-    order = orders[0, 0]
-    of_one = jax.eval_shape(
-        lambda: (
-            jax.tree.map(lambda x: x[0, 0], state),
-            jax.tree.map(lambda x: x[0], fixed),
-            jax.tree.map(lambda x: x[order], examples),
-            first,
-            keys[0],
-        )
-    )
-    one = lanes.rewritten(training.step, len(keys) * len(steps), *of_one)
+    runs = len(keys) * len(steps)
+    one = _rewritten(training, runs, keys, hyper, orders, examples)
     # All points of a seed see the same batches.
     points = jax.vmap(one, (0, None, None, 0, None))
     seeds = jax.vmap(points, (0, 0, 0, None, 0))
@@ -225,6 +103,7 @@ def _in_turn(
     examples: Any,
 ) -> jax.Array:
     """One run after another, each from its first step to its last."""
+    one = _rewritten(training, 0, keys, hyper, orders, examples)
 
     def seed(row: Any) -> jax.Array:
         key, order = row
@@ -234,13 +113,31 @@ def _in_turn(
             state, fixed = training.init(key, hyper)
 
             def step(state: Any, batch: Any) -> Any:
-                return training.step(state, fixed, batch, hyper, key)
+                return one(state, fixed, batch, hyper, key)
 
             return _loop(step, state, (), order, steps, examples)
 
         return jax.lax.map(run, (hyper, steps))
 
     return jax.lax.map(seed, (keys, jnp.moveaxis(orders, 1, 0)))
+
+
+def _rewritten(
+    training: "Training",
+    runs: int,
+    keys: jax.Array,
+    hyper: "Hyper",
+    orders: jax.Array,
+    examples: Any,
+) -> Callable[..., Any]:
+    """The step of a run, rewritten for `runs` at once; see `lanes.rewritten`."""
+
+    def of_one() -> Any:
+        first = {name: values[0] for name, values in hyper.items()}
+        batch = jax.tree.map(lambda x: x[orders[0, 0]], examples)
+        return *training.init(keys[0], first), batch, first, keys[0]
+
+    return lanes.rewritten(training.step, runs, *jax.eval_shape(of_one))
 
 
 def _loop(
@@ -256,24 +153,12 @@ def _loop(
     `step` is (state, batch) -> (state, losses); `shape`, the shape of its losses, is ()
     for one run and (seeds, points) for all runs.
     """
-    body = functools.partial(_move, step, orders, examples)
-    return jax.lax.fori_loop(0, steps, body, _begin(state, shape, len(orders)))[1]
 
+    def move(t: jax.Array, carry: Any) -> Any:
+        state, losses = carry
+        order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
+        state, now = step(state, jax.tree.map(lambda x: x[order], examples))
+        return state, losses.at[t].set(now)
 
-def _begin(state: Any, shape: tuple[int, ...], steps: int) -> Any:
-    """What `_move` carries before the first step: (state, losses)."""
-    return state, jnp.full((steps, *shape), jnp.nan)
-
-
-def _move(
-    step: Callable[[Any, Any], Any],
-    orders: jax.Array,
-    examples: Any,
-    t: jax.Array,
-    carry: Any,
-) -> Any:
-    """A step, and its losses; see `_loop`."""
-    state, losses = carry
-    order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
-    state, now = step(state, jax.tree.map(lambda x: x[order], examples))
-    return state, losses.at[t].set(now)
+    begin = state, jnp.full((len(orders), *shape), jnp.nan)
+    return jax.lax.fori_loop(0, steps, move, begin)[1]
