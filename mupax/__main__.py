@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import signal
 import sys
 
 import jax
@@ -25,6 +26,9 @@ def main() -> int:
     noise.hide_secrets()
     noise.hide_late_writes()
     noise.clean_records()
+    # As Ctrl-C: files are uploaded, and a sentence says how to resume. A training
+    # saves a checkpoint first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = cli.main(sys.argv)
     except ModuleNotFoundError as error:

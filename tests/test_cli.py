@@ -90,23 +90,32 @@ def test_the_main_job_leaves_report_summary_and_checkpoint(tmp_path, data_dir, c
 
 @pytest.mark.long
 def test_killed_at_any_point_it_goes_on_to_the_same_result(tmp_path, data_dir):
-    """Killed when the first cell, then when the first checkpoint is there."""
+    """Stopped when the first cell, killed when the first checkpoint is there."""
 
     def start(run: pathlib.Path) -> subprocess.Popen:
         args = ["transfer", *TOY, f"--workdir={run}", f"--config.data_dir={data_dir}"]
         return subprocess.Popen(
-            [sys.executable, "-m", "mupax", *args], stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "mupax", *args],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     process = start(calm)
     ended(process)
     assert process.returncode == 0
-    for sign in ("**/runs/*.runs.jsonl", "target/checkpoints/*"):
+    for sign, how, status in (
+        ("**/runs/*.runs.jsonl", signal.SIGTERM, 130),
+        ("target/checkpoints/*", signal.SIGKILL, -signal.SIGKILL),
+    ):
         process = start(killed)
         wait_until(lambda sign=sign: any(killed.glob(sign)), process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.send_signal(how)
+        _, err = process.communicate()
+        assert process.returncode == status
+        if how == signal.SIGTERM:
+            assert err.endswith("mupax: interrupted; run the same command to resume\n")
     process = start(killed)
     ended(process)
     assert process.returncode == 0

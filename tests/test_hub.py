@@ -110,6 +110,8 @@ def test_a_revision_is_read_by_name_commit_and_sign(hub):
         np.testing.assert_array_equal(second, 2 * first)
     with pytest.raises(ValueError, match=r"RevisionNotFound.*check its name, revision"):
         read(f"{VIT_ID}@v3")
+    with pytest.raises(ValueError, match=f"'{VIT_ID}@v2'"):
+        zoo.load_pretrained(VIT_ID, revision="v2")
 
 
 def test_offline_the_cache_is_enough(hub, monkeypatch):

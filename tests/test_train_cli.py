@@ -437,8 +437,9 @@ def test_eval_refuses_a_model_that_computes_another_function(finished, capsys, f
     err = refused(capsys, *args, f"--config.{flag}")
     assert flag.split("=")[0] in err
     assert "may evaluate another function" in err
-    # What training alone uses may differ.
+    # What training alone uses may differ, and a default may be written out.
     same = ("learning_rate=0.5", "batch_size=16", "model.remat=True", "data.threads=2")
+    same += ("model.nonlinearity=relu",)
     assert mupax(*args, *(f"--config.{key}" for key in same)) == 0
 
 

@@ -231,17 +231,26 @@ def _check_options(
     """Check that the run's model differs from the tuned one in size only."""
     if not {tuned["name"], model.get("name")} <= set(list_models()):
         return
-    whole, given = (
-        default_options(one["name"]) | {k: v for k, v in one.items() if v is not None}
-        for one in (tuned, model)
-    )
+    whole, given = with_defaults(tuned), with_defaults(model)
     for key in sorted((whole.keys() | given.keys()) - set(_OWN)):
         one, other = whole.get(key), given.get(key)
-        if json.dumps(one, default=str) != json.dumps(other, default=str):
+        if one != other:
             raise UserError(
                 f"{shown(str(path))} was tuned with model.{key}={shown(one)}, and here "
                 f"it is {shown(other)}; the base must be the same model, only smaller"
             )
+
+
+def with_defaults(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A section `model` with the zoo's defaults, as JSON-ready data.
+
+    Options without a value are left out. So two sections of the same model are equal.
+    """
+    known = model["name"] in list_models()
+    options = default_options(model["name"]) if known else {}
+    options |= {key: value for key, value in model.items() if value is not None}
+    options = {key: value for key, value in options.items() if value is not None}
+    return json.loads(json.dumps(options, default=str))
 
 
 def check_schedule(tuned: str, name: str, source: str) -> None:

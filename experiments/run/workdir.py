@@ -11,6 +11,7 @@ from mupax.zoo.registry import REGULARIZATION, ROUNDING
 
 from .. import io
 from ..errors import UserError, reason, short
+from .hyperparameters import with_defaults
 
 _NAME = "experiment.json"
 _LOCK = ".lock"
@@ -169,6 +170,7 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
     sides = stored["settings"], json.loads(json.dumps(settings))
     trained, own = (
         {key: side.get(key) for key in (*_FUNCTION, *(_INPUT if reads else ()))}
+        | {"model": with_defaults(side["model"])}
         for side in sides
     )
     differ = [
