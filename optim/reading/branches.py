@@ -124,7 +124,7 @@ class Branches:
             branch = self._branch(node)
             if branch is not None:
                 self.all.append(branch)
-        self._add_crossing()
+        self._add_repeated()
         self._add_first()
         self._leave_out_crossing()
         self._add_biases()
@@ -162,33 +162,51 @@ class Branches:
                 first, _ = self.trunk(skip)
         self.all.sort(key=place)
 
-    def _add_crossing(self) -> None:
-        """Add what a stream with branches of its own gets from another stream.
+    def _add_repeated(self) -> None:
+        """Add what each layer adds to a stream but does not compute from it.
 
-        Each layer adds it on the same line, after a branch of the layer.
+        E.g. another stream's values, or an embedding, times a gain of each layer. Each
+        layer adds it on the same line, before or after a branch of the layer.
         """
-        known = {b.add.id: b for b in self.all}
+        known = {b.add.id for b in self.all}
         spots = {b.add.spot for b in (*self.all, *self.around)}
         found: dict[int, tuple[Node, Node, Node]] = {}
         for node in self._program.nodes:
             data = node.op == "add" and all(x.data for x in node.operands)
-            if not data or node.id in known or not node.line or node.spot in spots:
+            if not data or node.backward or node.id in known or node.spot in spots:
                 continue
             for skip, end in (node.operands, node.operands[::-1]):
-                at, inner = self.trunk(skip)[0], 0
-                while at.id in known:
-                    at, inner = known[at.id].trunk, inner + 1
-                if inner and at.op == "add" and at.spot == node.spot:
-                    at_end = at.operands[node.operands.index(end)]
-                    before = at.operands[node.operands.index(skip)]
-                    found[at.id] = at, before, at_end
+                if not node.line or self.is_skip(end, skip):
+                    continue
+                first = self._repeats(node, skip)
+                if first is not None:
+                    at = node.operands.index(end)
+                    found[first.id] = first, first.operands[1 - at], first.operands[at]
                     found[node.id] = node, skip, end
         for add, skip, end in found.values():
             inside = self._only_for(end, known)
-            if self._kernels(inside):
-                made = self._made(add, self.trunk(skip)[0], end, inside)
-                self.all += [made] if made is not None else []
+            trunk, _ = self.trunk(skip)
+            made = self._made(add, trunk, end, inside)
+            weight = self._with_weight(trunk)
+            mixes = weight and made and self._depends(weight, made.ends)
+            self.all += [made] if made and not mixes else []
         self.all.sort(key=place)
+
+    def _repeats(self, node: Node, skip: Node) -> Node | None:
+        """The addition of the layer before to the same stream, after a branch.
+
+        It is the addition itself if a loop repeats it.
+        """
+        before, *stream = self._stream(skip)
+        for at in stream:
+            if at.op == "add" and at.spot == node.spot:
+                return at
+        for at in (before, *stream):
+            if at.op == "carry" and at.loop == node.loop:
+                _, *after = self._stream(at.operands[1])
+                again = node in after or self.trunk(at.operands[1])[0] is node
+                return node if again and (stream or after) else None
+        return None
 
     def _only_for(self, end: Node, stops: Collection[int] = ()) -> frozenset[int]:
         """Ids of the nodes whose only use is to compute a value, with its own.
@@ -198,9 +216,14 @@ class Branches:
           stops: ids of streams; what they are computed from is left out.
         """
         kept = {end.id}
+        alone = len(self._axes.uses(end)) < 2
         sources = reach(
-            [end],
-            lambda node: [x for x in earlier(node) if x.operands and x.id not in stops],
+            [end] if alone else (),
+            lambda node: [
+                x
+                for x in earlier(node)
+                if x.operands and x.id not in stops and x.runs >= node.runs
+            ],
         )
         for node in sorted(sources, key=lambda node: -node.id):
             if all(user.id in kept for user in self._axes.uses(node)):
@@ -331,10 +354,10 @@ class Branches:
         is_sum = node.op == "add"
         pairs = [(one, other), (other, one)] if is_sum else [(one, other)]
         pairs = [pair for pair in pairs if pair[0].shape == node.shape]
-        streams = {x.id for b in self.all for x in (b.add, b.trunk)}
-        for _, end in pairs:
-            if self.is_skip(end, streams):
-                return None  # of a U-Net, for example
+        for skip, end in pairs:
+            if self.is_skip(end, skip):  # of a U-Net, for example
+                self._trunks[node.id] = self.trunk(skip)[0]
+                return None
             before = self._before_gain(end)
             if before is not None:  # branches were added to another stream before
                 inside = self.between(before, end)
@@ -343,7 +366,9 @@ class Branches:
                 )
                 return None
         for skip, end in pairs:
-            if self._is_constant_to_gradients(end):
+            if self._is_constant_to_gradients(end) or self._starts_alike(
+                node, skip, end
+            ):
                 continue
             for start, trunk, factor in self._starts(skip, end):
                 inside = self.between(start, end)
@@ -406,6 +431,13 @@ class Branches:
         sources = [self.trunk(x)[0] for x in node.operands]
         return sources[:1] if all(x is sources[0] for x in sources) else []
 
+    def _starts_alike(self, node: Node, skip: Node, end: Node) -> bool:
+        """Whether the end is a stream to which the layer before added the skip, too."""
+        *_, first = self._stream(end)
+        alike = first.op == "add" and node.line and first.spot == node.spot
+        added = self.trunk(skip)[0]
+        return bool(alike) and any(self.trunk(x)[0] is added for x in first.operands)
+
     def _is_stream(self, node: Node) -> bool:
         """Whether kernels follow a value, or followed that of an earlier layer."""
         same = node.line and any(b.add.spot == node.spot for b in self.all)
@@ -416,17 +448,55 @@ class Branches:
         after = [x.id for x in reach(self._axes.uses(node), self._axes.uses)]
         return bool(self._kernels(after))
 
-    def is_skip(self, node: Node, streams: Set[int]) -> bool:
-        """Whether it is an earlier value of a stream, times weights that are learned.
+    def is_skip(self, node: Node, beside: Node) -> bool:
+        """Whether it is an earlier value of the stream beside it, which is added once.
 
-        Such weights begin with one for the latest value and zero for others.
+        Learned weights may multiply it. What each layer adds is no such skip.
         """
-        if node.op != "mul":
+        value = self.unweighted(node)
+        if not any(x is value for x in self._stream(beside)):
             return False
-        for weight, value in (node.operands, node.operands[::-1]):
-            if weight.weight and self.trunk(value)[0].id in streams:
-                return True
-        return False
+        moved = self._moved(value)
+        if value is not self.trunk(node)[0]:
+            users = [y for x in moved for y in self._axes.uses(x)]
+            weighted = [x for x in users if x.op == "mul" and self._with_weight(x)]
+            moved = [y for x in weighted for y in self._moved(x)]
+        adds = [
+            y
+            for x in moved
+            for y in self._axes.uses(x)
+            if y.op == "add" and self._trunks.get(y.id) is not value
+        ]
+        return sum(x.runs for x in adds) <= value.runs
+
+    def unweighted(self, node: Node) -> Node:
+        """The value that learned weights multiply."""
+        inner, _ = self.trunk(node)
+        if inner.op == "mul" and self._with_weight(inner):
+            inner, _ = self.trunk(next(x for x in inner.operands if x.data))
+        return inner
+
+    def _moved(self, node: Node) -> list[Node]:
+        """A value, and what it is after moves."""
+        return list(
+            reach([node], lambda x: [y for y in self._axes.uses(x) if y.op in MOVES])
+        )
+
+    def _stream(self, node: Node) -> Iterator[Node]:
+        """The values of a stream from one back to the first."""
+        node, _ = self.trunk(node)
+        while True:
+            yield node
+            if node.id in self._trunks:
+                node = self._trunks[node.id]
+            elif node.op == "carry":
+                node, _ = self.trunk(node.operands[0])
+            elif node.op == "mul" and any(
+                x.weight and _is_number(x) for x in node.operands
+            ):
+                node, _ = self.trunk(next(x for x in node.operands if x.data))
+            else:
+                return
 
     def _before_gain(self, node: Node) -> Node | None:
         """The stream to which branches added a value, perhaps before its gates."""
@@ -965,6 +1035,12 @@ def _root_mean_square(node: Node) -> float:
     entries = np.ravel(node.array)
     entries = entries[np.isfinite(entries) & (entries != 0)]
     return float(np.sqrt(np.mean(entries**2))) if entries.size else 1.0
+
+
+def _is_number(node: Node) -> bool:
+    """Whether a value was one number before it was moved."""
+    moved = reach([node], lambda x: x.operands if x.op in MOVES else ())
+    return any(math.prod(x.shape) == 1 for x in moved)
 
 
 def _is_random(mask: Node) -> bool:

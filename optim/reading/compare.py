@@ -424,7 +424,9 @@ class Comparison:
 
     def _inside(self, counted: list[Branch]) -> set[str]:
         """The parameters inside residual branches."""
-        every = *counted, *self.large.branches.around
+        after, before = (m.branches.around for m in (self.large, self.small))
+        grow = sum(b.add.runs for b in after) != sum(b.add.runs for b in before)
+        every = *counted, *(after if grow else ())
         inside = {p for b in every for p in self._paths(self.large, b)}
         small = self._outermost(self.small.branches.all)
         for path in self._leaves:
@@ -688,7 +690,11 @@ class Comparison:
         found = []
         for branch in self.large.branches.all:
             twins = {self.twin[p] for p in self._paths(self.large, branch)}
-            like = [b for b, paths in small if paths & twins and b.constant]
+            like = [
+                b
+                for b, paths in small
+                if (paths & twins or paths == twins) and b.constant
+            ]
             same = [b for b in like if b.add.spot == branch.add.spot] or like
             key = tuple(b.add.id for b in same)
             at = number[key] = number.get(key, -1) + 1

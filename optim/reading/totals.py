@@ -118,7 +118,8 @@ class Totals:
                 yield _Term(term.node, start, runs)
 
     def _made(self, term: _Term, root: Node) -> Branch | None:
-        if self._branches.is_skip(term.node, self._of_streams):
+        value = self._branches.unweighted(term.node)
+        if value.id in self._of_streams and term.node.op == "mul":
             return None
         end, failure = term.node, None
         ends: tuple[End, ...] = ()

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .kit import floats, layers, program, zeros
+from .kit import floats, layers, program, tokens, zeros
 from .plain import S, X, attention, norm
 from .transformers import flat, heads
 
@@ -13,6 +13,10 @@ ENDS = {"in": "I", "out": "O"}
 
 def mlp(w, x):
     return jax.nn.gelu(norm(x) @ w["u"]) @ w["d"]
+
+
+def unit(x, g=1.0):
+    return g * x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
 
 
 @program({**ENDS, r"b/\d/v": "Hb", r"b/\d/o": "He"}, deep=True)
@@ -379,3 +383,111 @@ def gate_of_all_layers_in_a_scan(n, L):
         return lax.scan(layer, x @ p["in"], blocks)[0] @ p["out"]
 
     return p, (*X, floats(4, 2)), call
+
+
+UP_DOWN = {**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}
+ENCODER = {"src": "I", r"e/\d/u": "Hb", r"e/\d/d": "He"}
+
+
+def fed(n, L, add, encoder=(), **more):
+    """Each layer adds a value that it does not compute from the stream."""
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, src=(5, n))
+    p |= {"b": layers(L, u=(n, n), d=(n, n), **more), "e": encoder}
+
+    def call(p, x, e):
+        x, e = p["in"][x], e @ p["src"]
+        for w in p["e"]:
+            e = e + mlp(w, e)
+        for w in p["b"]:
+            x = x + mlp(w, x)
+            x = add(x, unit(e), w)
+        return unit(x) @ p["out"]
+
+    return p, (tokens(2, 6), floats(2, 6, 5)), call
+
+
+@program({**UP_DOWN, **ENCODER, r"b/\d/g": "Ve"}, deep=True)
+def encoder_that_each_layer_adds_times_a_gain(n, L):
+    encoder = layers(L, u=(n, n), d=(n, n))
+    return fed(n, L, lambda x, e, w: x + w["g"] * e, encoder, g=(n,))
+
+
+@program({**UP_DOWN, "src": "I", r"b/\d/g": "Fe"}, deep=True)
+def features_that_each_layer_adds_times_a_number(n, L):
+    return fed(n, L, lambda x, e, w: x + w["g"] * e, g=())
+
+
+@program(
+    {**ENDS, r"b/\d/(u|d)": "Hb", "src": "I"}, deep=True, asks="multiply this branch by"
+)
+def features_that_each_layer_adds(n, L, remedy=False):
+    share = 2 / L if remedy else 1
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, src=(5, n))
+    p |= {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x, e):
+        x, e = p["in"][x], jnp.tanh(e @ p["src"])
+        for w in p["b"]:
+            x = x + mlp(w, x) * share
+            x = x + e * share
+        return unit(x) @ p["out"]
+
+    return p, (tokens(2, 6), floats(2, 6, 5)), call
+
+
+def embedded_again(n, L, add, **gains):
+    """Each layer adds the embedding again, in a scan."""
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, **gains)
+    p |= zeros(u=(L, n, n), d=(L, n, n))
+
+    def call(p, x):
+        first = unit(p["in"][x])
+
+        def layer(x, w):
+            x = add(x, first, w)
+            return x + mlp(w, x), None
+
+        x, _ = lax.scan(layer, first, {k: p[k] for k in ("u", "d", *gains)})
+        return unit(x) @ p["out"]
+
+    return p, (tokens(2, 6),), call
+
+
+@program({**ENDS, "u": "Hb", "d": "He", "g": "Ve"}, deep=True)
+def embedding_that_each_layer_adds_times_a_gain(n, L):
+    return embedded_again(n, L, lambda x, e, w: x + w["g"] * e, g=(L, n))
+
+
+@program({**ENDS, "u": "Hb", "d": "He", "lam": "Fs"}, deep=True)
+def embedding_and_stream_that_each_layer_mixes(n, L):
+    def mix(x, e, w):
+        return w["lam"][0] * x + w["lam"][1] * e
+
+    return embedded_again(n, L, mix, lam=(L, 2))
+
+
+@program({**UP_DOWN, "g": "V"}, deep=True)
+def one_gain_on_what_all_layers_added(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, g=(n,))
+
+    def call(p, x):
+        x = y = x @ p["in"]
+        for w in p["b"]:
+            y = y + mlp(w, y)
+        return (x + p["g"] * (y - x)) @ p["out"]
+
+    return p | {"b": layers(L, u=(n, n), d=(n, n))}, X, call
+
+
+@program({**ENDS, r"b/\d/(u|d)": "Hb", r"b/\d/g": "Ve"}, deep=True)
+def gain_of_each_layer_on_the_stream_after_two_steps(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = x + mlp(w, x)
+            x = x + w["g"] * (y + mlp(w, y))
+        return unit(x) @ p["out"]
+
+    return p | {"b": layers(L, u=(n, n), d=(n, n), g=(n,))}, X, call
