@@ -358,10 +358,10 @@ def test_the_change_reported_is_the_change_of_that_layer():
         (X, Y),
         widths=size,
         steps=1,
-        seeds=[7],
+        seeds=1,
     )
     for i, width in enumerate(size):
-        model = MLP(width, nnx.Rngs(jax.random.key(7)))
+        model = MLP(width, nnx.Rngs(jax.random.key(0)))
         before = model.second(jnp.tanh(model.first(X)))
         grads = nnx.grad(loss)(model, (X, Y))
         params = nnx.state(model, nnx.Param)
@@ -421,7 +421,7 @@ def test_a_branch_that_grows_is_named_with_its_line_and_its_multiplier():
     check = check_plain(scale=False, rescale=False)
     line = check.facts["depth"].layers["stream after out@1"][0].line
     [hint] = [h for h in check.hints if f"branch ending in out ({line}) grows" in h]
-    assert "it is multiplied by 0.5 at every depth. Multiply it by" in hint
+    assert "In the program it is multiplied by 0.5 at every depth" in hint
     assert f"stream after out@1 ({line})" in str(check)
 
 
@@ -648,7 +648,9 @@ def test_recognizable_slopes_get_a_hint(changes, hint):
 
 def test_a_stream_after_a_branch_without_a_last_kernel_is_no_readout():
     name = "stream after out"
-    facts = {"width": Facts(layers={name: (Layer("m.py:3", branch="out"),)})}
+    sizes = (32, 64, 128)
+    each = tuple(Layer("m.py:3", branch="out", size=size) for size in sizes)
+    facts = {"width": Facts(layers={name: each})}
     [hint] = named({name: 1.0}, facts=facts).hints
     assert "learning rates are not scaled" in hint
 
@@ -699,9 +701,9 @@ def test_initial_sizes_are_checked_by_role_and_the_remedy_works():
     wrong = check(rescale=False)
     line = wrong.facts["width"].layers["embed"][0].line
     assert line.startswith("test_coord_check.py:")
-    for start, right in ((f"embed/embedding ({line})", 0), ("head/kernel (", -1)):
-        [hint] = [hint for hint in wrong.hints if hint.startswith(start)]
-        assert f"where width^{right:+.2f} is right" in hint
+    [hint] = [hint for hint in wrong.hints if hint.startswith(f"embed ({line})")]
+    assert "starts as width^-0.5" in hint
+    assert "where width^+0.00 is right" in hint
     right = check(rescale=True)
     assert (right.passed, right.hints) == (True, []), str(right)
 
@@ -748,10 +750,7 @@ def test_the_gradient_of_the_linear_loss_does_not_see_the_size_of_the_outputs():
         ({"steps": 1.5}, "whole number"),
         *(({"tolerance": x}, "e.g. 0.15") for x in (-1, float("nan"), "x")),
         ({"layers": "["}, "not a regular expression"),
-        *(
-            ({"seeds": seeds}, "must be a number of seeds, at least one, or")
-            for seeds in ("3", 3.0, 0, (), (1.5,))
-        ),
+        *(({"seeds": x}, f"seeds={x!r} must be at least 1") for x in ("3", 3.0, 0)),
         ({"layers": "absent"}, "matches layers='absent'"),
         ({"optimizer": optax.sgd(0.0)}, "no activation changed"),
         ({"build": lambda key: None}, r"write it as def build\(key, width\)"),

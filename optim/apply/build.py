@@ -7,12 +7,18 @@ import optax
 
 from ..rules.multipliers import RECIPES, Family, multipliers
 from ..scales.paths import flatten
+from ..scales.probe import Acting, Kind
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
-from .groups import decay_weights
 from .initial_sizes import is_known, sizes_of
 from .masks import Mask, decay_mask
-from .transforms import normalize_gradients, refuse_decay, resolve, scale_updates
+from .transforms import (
+    multiplied,
+    normalize_gradients,
+    refuse_decay,
+    resolve,
+    scale_updates,
+)
 
 Transform: TypeAlias = optax.GradientTransformation
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
@@ -45,7 +51,7 @@ def build(
       decay: weight decay, which is not scaled.
       last: acts on the whole update.
       rule: the optimizer or family whose rule holds; by default `name`.
-      **options: of `optimizer_rule`.
+      **options: of `multipliers`.
     """
     rule = rule or name
     recipe = RECIPES[rule]
@@ -85,11 +91,28 @@ def add_decay(decay: Decay, scales: Scales, factors: Any = None) -> Transform:
     Args:
       decay: that of the base, and its mask.
       scales: of the model.
-      factors: as in `decay_weights`.
+      factors: those of each parameter, where a later transform scales update and decay
+        together (LAMB); None where it does not.
     """
     size = scales.training.weight_decay(decay[0]) if factors is None else decay[0]
     added = optax.add_decayed_weights(size, decay_mask(decay[1], scales))
-    return decay_weights(added, scales, factors)
+    groups = {path: module.weight_decay for path, module in scales.modules.items()}
+    if factors is not None:
+        own = {path: m.update("adam") for path, m in scales.modules.items()}
+        groups = {path: factor / own[path] for path, factor in groups.items()}
+    if not (factors or groups):
+        return added
+    acting = Acting(Kind.DECAYING, scales, factors or {}, groups)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if params is None:
+            raise ValueError(
+                "weight decay needs params: tx.update(grads, state, params)"
+            )
+        decayed, state = added.update(updates, state, multiplied(params, acting))
+        return decayed, state
+
+    return Transform(added.init, update)
 
 
 def _warn_of_small(params: Any, scales: Scales, optimizer: str, least: float) -> None:

@@ -8,14 +8,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import optax
-
 from ..rules.roles import Role
 from ..scales.group import Module
 from ..scales.patterns import Pattern
-from ..scales.probe import Acting, Kind
 from ..scales.table import Scales
-from .transforms import multiplied
 
 _ROLE = "role:"
 
@@ -125,35 +121,3 @@ def for_modules(
             "groups in one call, on the scales without groups"
         )
     return scales.replaced(modules={**scales.modules, **by_path})
-
-
-def decay_weights(
-    decay: optax.GradientTransformation,
-    scales: Scales,
-    factors: Mapping[str, float] | None = None,
-) -> optax.GradientTransformation:
-    """Apply factors of parameters and groups to a weight decay.
-
-    Args:
-      decay: a transform that adds decayed weights.
-      scales: of the model.
-      factors: those of each parameter, where a later transform scales update and decay
-        together (LAMB); None where it does not.
-    """
-    groups = {path: module.weight_decay for path, module in scales.modules.items()}
-    if factors is not None:
-        own = {path: m.update("adam") for path, m in scales.modules.items()}
-        groups = {path: factor / own[path] for path, factor in groups.items()}
-    if not (factors or groups):
-        return decay
-    acting = Acting(Kind.DECAYING, scales, factors or {}, groups)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        if params is None:
-            raise ValueError(
-                "weight decay needs params: tx.update(grads, state, params)"
-            )
-        decayed, state = decay.update(updates, state, multiplied(params, acting))
-        return decayed, state
-
-    return optax.GradientTransformation(decay.init, update)

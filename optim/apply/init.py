@@ -1,16 +1,16 @@
 """`rescale_init`: give parameters the initial sizes of a parametrization."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import numpy
 
 from ..reading.leaves import check_takes_nothing, is_function, is_nnx
 from ..reading.lists import Pairing
 from ..rules.multipliers import is_one, joined, multipliers
+from ..rules.parametrizations import Parametrization
 from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale
 from ..scales.paths import float_leaves, map_float_leaves
@@ -82,34 +82,11 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
     if _made_elsewhere(scales, is_changed=bool(groups)):
         once = {p: factor for p, factor in groups.items() if not is_rescaled(given[p])}
         return _multiply(params, once)
-    leaves = {
-        name: _Leaf(
-            scale,
-            given[path] if part is scale else part.place.of(given[path]),
-            rule=multipliers(part, point).init_std * groups.get(path, 1.0),
-            # A framework draws a fused parameter as a whole.
-            assumed=multipliers(part, point).init_std * groups.get(path, 1.0)
-            if is_rescaled(given[path])
-            else multipliers(scale, named("sp")).init_std,
-        )
-        for path, scale in scales.items()
-        if path in given
-        for name, part in zip(scale.labels, scale.parts, strict=True)
-    }
-    base = scales.base if base is None else base
-    small = {
-        name: array if part is scale else part.base_place.of(array)
-        for path, array in _base_arrays(base, scales).items()
-        for scale in (scales[path],)
-        for name, part in zip(scale.labels, scale.parts, strict=True)
-    }
-    factors = _factors(leaves, small)
+    small = _base_arrays(scales.base if base is None else base, scales)
     return _multiply(
         params,
         {
-            path: joined(scale, [factors[name] for name in scale.labels])
-            if scale.segments
-            else factors[path]
+            path: _factor(scale, point, given[path], small[path], groups.get(path, 1.0))
             for path, scale in scales.items()
             if path in given
         },
@@ -151,24 +128,6 @@ def apply_multipliers(params: Any, scales: Scales) -> Any:
         return times(leaf, multipliers(scales[path], point).forward)
 
     return map_float_leaves(multiply, params)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """One parameter of the target, with ratios of initial sizes, target over base.
-
-    Attributes:
-      scale: its scale.
-      array: its values.
-      rule: the ratio under the parametrization, times the factor of its group.
-      assumed: the ratio that is likeliest before measuring: that of usual initializers,
-        or for what this function returned, the rule's.
-    """
-
-    scale: ParamScale
-    array: Any
-    rule: Any
-    assumed: float
 
 
 def _check_arguments(params: Any, base: Any) -> None:
@@ -277,34 +236,48 @@ _SURE = 4.5
 _MARGIN = 0.02
 
 
-def _factors(leaves: Mapping[str, _Leaf], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Factors that give every parameter the base's size times the rule's ratio."""
-    small = sizes_of(base)
-    large = sizes_of({path: leaf.array for path, leaf in leaves.items()})
-    values = (x for leaf in leaves.values() for x in (leaf.array, leaf.rule))
-    traced = is_traced([*base.values(), *values])
-    factors: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        b, t = small[path], large[path]
-        if traced:
-            factor = leaf.rule / _ratio(leaf, b, t, jnp)
-            factors[path] = jnp.where((b.rms == 0) | (t.rms == 0), 1.0, factor)
-            continue
-        _check_measured(path, b, t)
-        factors[path] = 1.0
-        if b.rms:
-            factors[path] = leaf.rule / float(_ratio(leaf, b, t, np))
-    return factors
+def _factor(
+    scale: ParamScale, point: Parametrization, array: Any, base: Any, group: Any
+) -> Any:
+    """The factor that gives a parameter the base's size times the rule's ratio.
+
+    Args:
+      scale: its scale.
+      point: the parametrization.
+      array, base: its values in the target and in the base.
+      group: the factor of its group.
+    """
+    # The ratio of usual initializers, which draw a fused parameter as a whole.
+    usual = multipliers(scale, named("sp")).init_std
+    factors = []
+    for label, part in zip(scale.labels, scale.parts, strict=True):
+        rule = multipliers(part, point).init_std * group
+        large, small = array, base
+        if scale.segments:
+            large, small = part.place.of(array), part.base_place.of(base)
+        sizes = sizes_of({"base": small, "target": large})
+        traced = is_traced([small, large, rule])
+        if not traced:
+            _check_measured(label, *sizes.values())
+        likely = (rule, rule if is_rescaled(array) else usual)
+        factors.append(rule / _ratio(likely, *sizes.values(), traced=traced))
+    return joined(scale, factors) if scale.segments else factors[0]
 
 
-def _ratio(leaf: _Leaf, small: Size, large: Size, np: Any) -> Any:
-    """The ratio of both sizes; exact if it agrees with the assumed or the rule's."""
-    ratio, known = large.rms / small.rms, (small.error**2 + large.error**2) ** 0.5
-    for likely in (leaf.rule, leaf.assumed):
-        chance = abs(np.log(large.rms / small.rms / likely))
-        fits = chance <= np.maximum(_SURE * known, _MARGIN)
-        ratio = np.where(fits, likely, ratio)
-    return ratio
+def _ratio(likely: tuple[Any, Any], small: Size, large: Size, *, traced: bool) -> Any:
+    """The ratio of both sizes; exact if it agrees with a likely one.
+
+    The rule's, the first, if a size is zero.
+    """
+    np: Any = jnp if traced else numpy
+    is_zero = (small.rms == 0) | (large.rms == 0)
+    ratio = measured = large.rms / np.where(is_zero, 1, small.rms)
+    error = (small.error**2 + large.error**2) ** 0.5
+    for each in likely:
+        chance = abs(np.log(np.where(is_zero, 1, measured) / each))
+        ratio = np.where(chance <= np.maximum(_SURE * error, _MARGIN), each, ratio)
+    ratio = np.where(is_zero, likely[0], ratio)
+    return ratio if traced else float(ratio)
 
 
 def _check_measured(path: str, small: Size, large: Size) -> None:

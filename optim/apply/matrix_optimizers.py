@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from ..rules.optimizers import is_hidden_matrix
+from ..rules.multipliers import is_hidden_matrix
 from ..scales.paths import map_with_paths
 from ..scales.table import Scales
 from .build import Decay, Optimizer, Transform, adam_moments, build
@@ -74,7 +74,7 @@ def _beside(
       splits: `per_head` and `split_fused` of `muon`.
       decay: weight decay of the matrices, and its mask.
       on_sphere: whether the matrices keep their norm.
-      **options: of `build` and of `optimizer_rule`.
+      **options: of `build` and of `multipliers`.
     """
     others = _partner(partner, learning_rate)
     per_head, split_fused = splits

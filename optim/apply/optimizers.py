@@ -26,8 +26,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from ..rules.multipliers import RECIPES, Family, family_of
-from ..rules.optimizers import optimizer_rule
+from ..rules.multipliers import RECIPES, Family, family_of, multipliers
 from ..scales.table import Scales
 from .build import Optimizer, Transform, adam_moments, add_decay, build
 from .hyperparameters import checked
@@ -305,7 +304,7 @@ def lamb(
     def of_segments(scales: Scales) -> Transform:
         point = resolve(scales)
         factors = {
-            p: optimizer_rule("lamb", s, point).weight_decay for p, s in scales.items()
+            p: multipliers(s, point, "lamb").weight_decay for p, s in scales.items()
         }
 
         trusted = optax.chain(

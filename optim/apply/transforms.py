@@ -13,7 +13,6 @@ from ..rules.multipliers import (
     is_one,
     multipliers,
 )
-from ..rules.optimizers import optimizer_rule
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import Role
 from ..scales.paths import map_with_paths
@@ -87,11 +86,11 @@ def scale_updates(
     Args:
       optimizer: its name, or its family.
       scales: of the model, with the factors of groups.
-      **options: of `optimizer_rule`.
+      **options: of `multipliers`.
     """
     point, family = resolve(scales), family_of(optimizer)
     rates = {
-        path: optimizer_rule(optimizer, scale, point, **options).learning_rate
+        path: multipliers(scale, point, optimizer, **options).learning_rate
         for path, scale in scales.items()
     }
     groups = {path: module.update(family) for path, module in scales.modules.items()}

@@ -7,8 +7,9 @@ function of arrays will do, and no library is involved. Not recorded: the bodies
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +20,6 @@ from ..reading.branches import Branch, Branches
 from ..reading.program import MOVES, Node, Program
 
 STREAM = "stream after "
-# Primitives that only wrap a program; the wrapped program is evaluated instead.
-_WRAPPERS = {
-    "checkpoint",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-    "jit",
-    "pjit",
-    "remat",
-    "remat2",
-}
 # A product with a number, by whether each operand is one.
 _FACTORS = [("mul", [False, True]), ("mul", [True, False]), ("div", [False, True])]
 _Place = tuple[int, ...]  # of an equation in the program, and the number of its result
@@ -48,6 +36,7 @@ class Layer:
       branch: name of the residual branch that it is inside of, or that was added to
         the stream; "" outside of branches.
       multiplier: the number that multiplies this branch in the program.
+      size: number of entries of the value.
       stacked: whether it stands for all layers of a scan.
     """
 
@@ -55,21 +44,8 @@ class Layer:
     param: str = ""
     branch: str = ""
     multiplier: float = 1.0
+    size: int = 0
     stacked: bool = False
-
-
-class Parameter(NamedTuple):
-    """How the program uses a parameter.
-
-    Attributes:
-      line: the line of the user's code that uses it first.
-      fan_in: the axes that are summed over with an activation.
-      table: the axes whose entries are looked up.
-    """
-
-    line: str
-    fan_in: frozenset[int]
-    table: frozenset[int]
 
 
 class Recording:
@@ -87,7 +63,6 @@ class Recording:
         the parameter, or of the module that holds no other; further uses end in #2.
         Outside of branches it includes numbers that multiply it, e.g. of a readout.
         Names of the sums with residual branches begin with `STREAM`.
-      parameters: by path, how the program uses each.
 
     Raises:
       ValueError: a number whose value is not known multiplies a branch.
@@ -103,11 +78,6 @@ class Recording:
         self.program = Program(forward, list(params.values()), state, tuple(inputs))
         self._paths = list(params)
         self._axes = Axes(self.program)
-        self.parameters = {
-            path: _parameter(events)
-            for path, events in zip(self._paths, self._axes.events, strict=True)
-            if events
-        }
         self.layers: dict[str, Layer] = {}
         self._nodes: dict[str, Node] = {}
         self._outputs: dict[str, int] = {}
@@ -157,7 +127,8 @@ class Recording:
             times += 1
             unique = f"{name}#{times}"
         stacked = any(self._over_layers(node))
-        self.layers[unique] = dataclasses.replace(layer, stacked=stacked)
+        size = math.prod(node.shape)
+        self.layers[unique] = dataclasses.replace(layer, size=size, stacked=stacked)
         self._nodes[unique] = node
 
     def _add_products(self) -> None:
@@ -244,14 +215,8 @@ class Recording:
                 node = node.operands[0]
             if node.id not in known:
                 name = f"output/{i}" if len(outputs) > 1 else "output"
-                self.layers[name], self._outputs[name] = Layer(node.line), i
-
-
-def _parameter(events: Sequence[Event]) -> Parameter:
-    uses = [event for event in events if event.is_use] or list(events)
-    fan_in = {a for event in uses for a in event.axes(Use.IN)}
-    table = {a for event in uses for a in event.axes(Use.TABLE)}
-    return Parameter(uses[0].node.line, frozenset(fan_in), frozenset(table))
+                size = math.prod(node.shape)
+                self.layers[name], self._outputs[name] = Layer(node.line, size=size), i
 
 
 def _has_root(node: Node) -> bool:
@@ -292,10 +257,11 @@ class _Seen:
         for i, eqn in enumerate(jaxpr.eqns):
             values, here = [read(v) for v in eqn.invars], (*at, i)
             name, inside = eqn.primitive.name, here in self._around
+            # Of a program that is only wrapped, as by jit or checkpoint.
+            inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             if inside and name == "scan":
                 outs = self._scan(eqn.params, values, here)
-            elif inside and name in _WRAPPERS:
-                inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            elif inside and inner is not None and name != "shard_map":
                 outs = self.evaluate(*_open(inner), values, here)
             else:
                 # Releases of JAX differ in whether this returns functions too.

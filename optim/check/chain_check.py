@@ -9,7 +9,6 @@ must have. This holds for any optimizer, however it is wrapped.
 import contextlib
 import contextvars
 import dataclasses
-import itertools
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -138,14 +137,6 @@ def check_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
 it is 4 times too large; no scaling acts on it: use an optimizer of mupax.optim, or \
 add scale_by_parametrization after the transform that makes the update
     """
-    inspection = inspect_chain(tx, scales, params=params)
-    if not inspection.passed:
-        raise ValueError("\n".join(inspection.problems))
-    return inspection
-
-
-def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
-    """Do as `check_chain`, but return problems instead of raising."""
     point = resolve(scales)
     if not (callable(getattr(tx, "init", None)) and callable(tx.update)):
         raise ValueError(
@@ -175,37 +166,35 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
         for name, pair in probe_shapes(shapes).items()
     }
     try:
-        return ChainCheck(judge(Probe(tx, tree, leaves, fused), rules, parts, scales))
+        with _explained_trees():
+            rows = judge(Probe(tx, tree, leaves, fused), rules, parts, scales)
     except Unchecked:
         raise
     except jax.errors.JAXTypeError as error:
         raise traced() from error
     except Exception as error:
-        if "pytree structure error" in str(error):
-            raise Unchecked(_OTHER_TREE) from error
         raise Unchecked(
             "tx cannot be run on gradients with the paths of the scales "
             f"({type(error).__name__}: {error}); pass params=... if it holds trees of "
             "masks or labels, or check the optimizer inside of it (lookahead, SAM)"
         ) from error
+    check = ChainCheck(rows)
+    if not check.passed:
+        raise ValueError("\n".join(check.problems))
+    return check
 
 
 def _summary(sentences: Iterator[str], most: int = 3) -> tuple[str, ...]:
     """The first few sentences of each kind, and how many follow."""
-    said = [sentence for sentence in sentences if sentence]
+    kinds: dict[str, list[str]] = {}
+    for sentence in filter(None, sentences):
+        kinds.setdefault(sentence.partition(" of '")[0], []).append(sentence)
     lines = []
-    kinds = itertools.groupby(sorted(said, key=_kind), _kind)
-    for _, group in sorted(
-        ((k, list(g)) for k, g in kinds), key=lambda x: said.index(x[1][0])
-    ):
+    for group in kinds.values():
         lines += group[:most]
         if len(group) > most:
             lines.append(f"... and the same for {len(group) - most} more parameters")
     return tuple(lines)
-
-
-def _kind(sentence: str) -> str:
-    return sentence.partition(" of '")[0]
 
 
 # --- optim.chain ---
@@ -291,7 +280,7 @@ def _explained_trees() -> Iterator[None]:
     except ValueError as error:
         if "pytree structure error" not in str(error):
             raise
-        raise ValueError(_OTHER_TREE) from error
+        raise Unchecked(_OTHER_TREE) from error
 
 
 def _check_running(tx: Any, params: Any) -> None:
@@ -306,13 +295,11 @@ def _check_running(tx: Any, params: Any) -> None:
     if scaling is None:
         raise ValueError(_UNSCALED)
     try:
-        inspection = inspect_chain(tx, scaling.scales, params=params)
+        check = check_chain(tx, scaling.scales, params=params)
     except Unchecked as error:
         if not error.traced:
             text = f"optim.chain could not check this chain: {error}"
             warnings.warn(text, ChainWarning, stacklevel=3)
         return
-    if not inspection.passed:
-        raise ValueError("\n".join(inspection.problems))
-    if inspection.hints:
-        warnings.warn("\n".join(inspection.hints), ChainWarning, stacklevel=3)
+    if check.hints:
+        warnings.warn("\n".join(check.hints), ChainWarning, stacklevel=3)

@@ -5,7 +5,7 @@ import inspect
 import math
 import numbers
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,7 +18,7 @@ from ..reading.leaves import is_nnx
 from ..rules.multipliers import carried
 from ..scales.paths import flatten
 from ..scales.patterns import Pattern
-from .activations import STREAM, Layer, Parameter, Recording
+from .activations import STREAM, Layer, Recording
 from .coord_hints import Facts
 from .coord_verdict import CoordCheck
 from .probing import acting
@@ -40,7 +40,7 @@ def coord_check(
     widths: Sequence[int] | None = None,
     depths: Sequence[int] | None = None,
     steps: int = 3,
-    seeds: int | Sequence[int] = 4,
+    seeds: int = 4,
     layers: str | None = None,
     tolerance: float = 0.15,
 ) -> CoordCheck:
@@ -69,8 +69,8 @@ def coord_check(
       widths: the widths to sweep, at the first of `depths`.
       depths: the depths to sweep, at the first of `widths`.
       steps: number of training steps.
-      seeds: number of initializations, or a sequence of seeds; from one seed no error
-        is known, so that every slope is unclear.
+      seeds: number of initializations; from one no error is known, so that every slope
+        is unclear.
       layers: regular expression, searched in the names of layers; only layers that
         match are compared. "^stream" is the residual stream.
       tolerance: the largest |slope| that counts as zero.
@@ -105,9 +105,8 @@ def coord_check(
       ('wrong', True)
     """
     sweeps = _sweeps(widths, depths)
-    _check_options(steps, tolerance, batch)
-    given = _seeds(seeds)
-    keys = jnp.stack([jax.random.key(i) for i in given])
+    _check_options(steps, seeds, tolerance, batch)
+    keys = jnp.stack([jax.random.key(i) for i in range(seeds)])
     Pattern("layers", layers)  # checks it
     wanted = None if layers is None else re.compile(layers)
 
@@ -122,7 +121,7 @@ def coord_check(
         for run in runs:
             program = jax.jit(jax.vmap(run, (0, None)), compiler_options=options)
             run.result = jax.device_get(program(keys, batch))
-        _check_built(axis, runs, len(set(given)))
+        _check_built(axis, runs, seeds)
         sizes[axis] = tuple(s[axis] for s in settings)
         rows = _compare(runs, axis, wanted)
         changes[axis] = {name: row.values[:, 1:] for name, row in rows.items()}
@@ -130,25 +129,15 @@ def coord_check(
     return CoordCheck(sizes, changes, tolerance, facts)
 
 
-def _seeds(seeds: Any) -> list[int]:
-    """The seeds, of which a number gives so many."""
-    given = range(seeds) if isinstance(seeds, numbers.Integral) else seeds
-    if _are_whole(given) and len(given):
-        return list(given)
-    raise ValueError(
-        f"seeds={seeds!r} must be a number of seeds, at least one, or a sequence of "
-        "whole numbers"
-    )
-
-
 def _are_whole(sizes: Any) -> bool:
     is_sequence = isinstance(sizes, Sequence | np.ndarray)
     return is_sequence and all(isinstance(x, numbers.Integral) for x in sizes)
 
 
-def _check_options(steps: int, tolerance: float, batch: Any) -> None:
-    if not isinstance(steps, numbers.Integral) or steps < 1:
-        raise ValueError(f"steps={steps!r} must be at least 1, a whole number")
+def _check_options(steps: int, seeds: int, tolerance: float, batch: Any) -> None:
+    for name, count in (("steps", steps), ("seeds", seeds)):
+        if not isinstance(count, numbers.Integral) or count < 1:
+            raise ValueError(f"{name}={count!r} must be at least 1, a whole number")
     if not isinstance(tolerance, numbers.Real) or not 0 <= tolerance < math.inf:
         raise ValueError(
             f"tolerance={tolerance!r} must be the largest slope that counts as zero, "
@@ -182,19 +171,6 @@ def _sweeps(
     return {a: [{**first, a: size} for size in sizes] for a, sizes in swept.items()}
 
 
-class _RunResult(NamedTuple):
-    """Measurements of one run, for each seed.
-
-    Attributes:
-      layers: by layer, the rms of its initial values and that of its change after each
-        step, (1 + steps, layers), with one layer outside of scans.
-      parameters: by path, the rms of its initial entries, (1,).
-    """
-
-    layers: dict[str, Any]
-    parameters: dict[str, Any]
-
-
 @dataclasses.dataclass
 class _Run:
     """Train a model of one size, and measure its activations after each step.
@@ -203,13 +179,14 @@ class _Run:
     after it.
 
     Attributes:
-      layers: what the program says of each layer.
-      parameters: how it uses each parameter.
+      layers: what the program says of each layer, with the multiplier that a branch's
+        parameters carry.
       shapes: shapes of the parameters, by path.
       carried: by path, the multiplier of the model that the optimizer's scales put into
         a parameter; None if it applies no scales.
       returned: shapes of the model's outputs; None if `loss` returns a scalar.
-      result: what was measured.
+      result: for each seed, by layer, the rms of its initial values and that of its
+        change after each step, (1 + steps, layers), with one layer outside of scans.
     """
 
     build: Callable[..., Any]
@@ -218,13 +195,12 @@ class _Run:
     size: dict[str, int]
     steps: int
     layers: dict[str, Layer] = dataclasses.field(default_factory=dict)
-    parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    carried: dict[str, float] | None = None
+    carried: dict[str, Any] | None = None
     returned: Any = None
     result: Any = None
 
-    def __call__(self, key: jax.Array, batch: Any) -> _RunResult:
+    def __call__(self, key: jax.Array, batch: Any) -> dict[str, jax.Array]:
         model = _built(self.build, key, self.size)
         params, rest, assemble = _split(model)
         tx = _transformation(self.optimizer, model, self.size)
@@ -261,10 +237,7 @@ class _Run:
 
         start, begin = measure(params), (params, tx.init(params))
         changes = jax.lax.scan(step, begin, length=self.steps)[1]
-        return _RunResult(
-            {k: jnp.stack([_rms(a), *changes[k]]) for k, a in start.items()},
-            {path: _rms(x[None]) for path, x in leaves.items()},
-        )
+        return {k: jnp.stack([_rms(a), *changes[k]]) for k, a in start.items()}
 
     def _note(self, record: Recording, tx: Any, params: Any) -> None:
         if not record.layers:
@@ -276,7 +249,10 @@ class _Run:
         if found is not None:
             scales, point = found.scales.items(), resolve(found.scales)
             self.carried = {path: carried(s, point) for path, s in scales}
-        self.layers, self.parameters = record.layers, record.parameters
+        carries = self.carried or {}
+        for name, layer in record.layers.items():
+            factor = layer.multiplier * float(np.mean(carries.get(layer.param, 1.0)))
+            self.layers[name] = dataclasses.replace(layer, multiplier=factor)
         self.shapes = {path: tuple(x.shape) for path, x in flatten(params)}
 
     def _by(self, name: str) -> float:
@@ -349,34 +325,29 @@ class _Series(NamedTuple):
     layers: tuple[Layer, ...]
 
 
-# The values of a layer, (seeds, 1 + steps), and what the program says, by its number in
-# a stack: () for a layer alone, (3,) in a list or a scan, (3, 0) in a list of scans.
-_Stack: TypeAlias = dict[tuple[int, ...], tuple[np.ndarray, Layer]]
+_Opened: TypeAlias = tuple[str, tuple[int, ...]]  # a name with "*", and its number
 
 
 def _compare(
     runs: list[_Run], axis: str, wanted: re.Pattern[str] | None
 ) -> dict[str, _Series]:
     """Match the layers of all sizes by name, and by relative depth in a stack."""
-    runs_stacks = _stacks(runs, lists=axis == "depth")
-    if wanted is not None:
-        runs_stacks = [
-            {name: stack for name, stack in stacks.items() if wanted.search(name)}
-            for stacks in runs_stacks
-        ]
-    names = [set(stacks) for stacks in runs_stacks]
+    opened = _opening(runs) if axis == "depth" else lambda name: (name, ())
+    each = [_by_depth(run, opened, wanted) for run in runs]
+    names = [{label.partition("@")[0] for label in found} for found in each]
     if missing := set.union(*names) ^ set.intersection(*names):
         raise ValueError(
             f"layer {min(missing)!r} does not exist at every {axis}; pass "
             "layers=r'...' to choose layers that do"
         )
-    rows = {
-        label: row
-        for name in runs_stacks[0]
-        for label, row in _rows(name, [stacks[name] for stacks in runs_stacks])
-        # Layers that never change only reshape the input.
-        if row.values[:, 1:].any()
-    }
+    rows = {}
+    for label in each[0]:
+        if all(label in found for found in each):
+            values = np.stack([found[label][0] for found in each]).swapaxes(1, 2)
+            # Layers that never change only reshape the input.
+            if values[:, 1:].any():
+                layers = tuple(found[label][1] for found in each)
+                rows[label] = _Series(values, layers)
     if not rows and wanted is not None:
         raise ValueError(
             f"no layer that matches layers={wanted.pattern!r} changes in training"
@@ -386,23 +357,38 @@ def _compare(
     return rows
 
 
-def _rows(name: str, stacks: list[_Stack]) -> Iterator[tuple[str, _Series]]:
-    """A layer, or the layers of a stack at each relative depth."""
-    each = [[stack[number] for number in sorted(stack)] for stack in stacks]
-    if any(() in stack for stack in stacks):
-        squares = [np.mean([v**2 for v, _ in x], axis=0) for x in each]
-        values = np.sqrt(np.stack(squares)).swapaxes(1, 2)
-        yield name, _Series(values, tuple(x[0][1] for x in each))
-        return
-    for position in _POSITIONS:
-        if all((position * len(x)).is_integer() for x in each):
-            at = [x[int(position * len(x)) - 1] for x in each]
-            values = np.stack([v for v, _ in at]).swapaxes(1, 2)
-            yield f"{name}@{position:g}", _Series(values, tuple(x for _, x in at))
+def _by_depth(
+    run: _Run, opened: Callable[[str], _Opened], wanted: re.Pattern[str] | None
+) -> dict[str, tuple[np.ndarray, Layer]]:
+    """Values of each layer, (seeds, 1 + steps); in stacks, at each relative depth.
+
+    A layer has a number in its stack: () alone, (3,) in a list or a scan, (3, 0) in a
+    list of scans.
+    """
+    stacks: dict[str, dict[tuple[int, ...], tuple[np.ndarray, Layer]]] = {}
+    for name, layer in run.layers.items():
+        pattern, number = opened(name)
+        if name not in run.result or (wanted and not wanted.search(pattern)):
+            continue
+        values = run.result[name]
+        layer = dataclasses.replace(layer, branch=opened(layer.branch)[0])
+        stack = stacks.setdefault(pattern, {})
+        for i in range(values.shape[-1]):
+            stack[(*number, i) if layer.stacked else number] = values[..., i], layer
+    found = {}
+    for name, stack in stacks.items():
+        if () in stack:
+            found[name] = stack[()]
+            continue
+        for position in _POSITIONS:
+            if (position * len(stack)).is_integer():
+                number = sorted(stack)[int(position * len(stack)) - 1]
+                found[f"{name}@{position:g}"] = stack[number]
+    return found
 
 
-def _stacks(runs: list[_Run], lists: bool) -> list[dict[str, _Stack]]:
-    """For each size, the stacks of its layers: scans, and lists if they count.
+def _opening(runs: list[_Run]) -> Callable[[str], _Opened]:
+    """A function that puts "*" for the number of a block in a list.
 
     Blocks of a list have paths that differ by a number; their count differs by size.
     """
@@ -412,26 +398,14 @@ def _stacks(runs: list[_Run], lists: bool) -> list[dict[str, _Stack]]:
             for pattern, _ in _patterns(name):
                 counts.setdefault(pattern, [0] * len(runs))[i] += 1
 
-    def opened(name: str) -> tuple[str, tuple[int, ...]]:
+    def opened(name: str) -> _Opened:
         grows = (p for p in _patterns(name) if len(set(counts.get(p[0], ()))) > 1)
-        return next(grows, (name, ())) if lists else (name, ())
+        return next(grows, (name, ()))
 
-    found = []
-    for run in runs:
-        stacks: dict[str, _Stack] = {}
-        for name, values in run.result.layers.items():
-            pattern, number = opened(name)
-            layer = run.layers[name]
-            layer = dataclasses.replace(layer, branch=opened(layer.branch)[0])
-            stack = stacks.setdefault(pattern, {})
-            for i in range(values.shape[-1]):
-                key = (*number, i) if layer.stacked else number
-                stack[key] = values[..., i], layer
-        found.append(stacks)
-    return found
+    return opened
 
 
-def _patterns(name: str) -> list[tuple[str, tuple[int, ...]]]:
+def _patterns(name: str) -> list[_Opened]:
     """For each number in a name: (the name with "*" in its place, the number)."""
     return [
         (f"{name[: m.start()]}*{name[m.end() :]}", (int(m.group()),))
@@ -440,20 +414,9 @@ def _patterns(name: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _facts(runs: list[_Run], rows: Mapping[str, _Series]) -> Facts:
-    seen = [run.result.parameters for run in runs]
-    parameters = {
-        path: (
-            use,
-            tuple(run.shapes[path] for run in runs),
-            np.array([np.sqrt((sizes[path] ** 2).mean()) for sizes in seen]),
-        )
-        for path, use in runs[0].parameters.items()
-        if all(path in sizes for sizes in seen)
-    }
     return Facts(
         {name: row.values[:, 0].mean(-1) for name, row in rows.items()},
         {name: row.layers for name, row in rows.items()},
-        parameters,
         all(run.carried is not None for run in runs),
     )
 
@@ -539,8 +502,8 @@ def _check_built(axis: str, runs: list[_Run], seeds: int) -> None:
                 f"loss returns outputs whose shape changes with {axis}: {outputs[0]} "
                 f"and {other}; return the logits, or a scalar"
             )
-    drawn = [value for run in runs for value in run.result.parameters.values()]
-    if seeds > 1 and all(np.all(value == value[0]) for value in drawn):
+    starts = [values[:, 0] for run in runs for values in run.result.values()]
+    if seeds > 1 and all(np.all(value == value[0]) for value in starts):
         raise ValueError(
             f"build returns the same parameters for {seeds} different keys; use the "
             "key, as in nnx.Rngs(key)"
@@ -566,27 +529,19 @@ def _split(
         rest = {name: part for name, part in model.items() if name != "params"}
         return model["params"], rest, lambda p, r: {**r, "params": p}
 
-    # A None, e.g. the bias of a layer without one, is a leaf here.
-    leaves, structure = jax.tree.flatten(model, is_leaf=_is_none)
-
     def is_trained(x: Any) -> bool:
         is_array = isinstance(x, jax.Array | np.ndarray)
         return is_array and bool(_floats(x)) and not any(x is y for y in fixed)
 
     def part(wanted: Callable[[Any], bool]) -> Any:
-        return jax.tree.unflatten(
-            structure, [jnp.asarray(x) if wanted(x) else None for x in leaves]
-        )
+        return jax.tree.map(lambda x: jnp.asarray(x) if wanted(x) else None, model)
 
     def assemble(params: Any, rest: Any) -> Any:
-        trees = [jax.tree.leaves(tree, is_leaf=_is_none) for tree in (params, rest)]
-        return jax.tree.unflatten(
-            structure,
-            [
-                next((x for x in each if x is not None), None)
-                for each in zip(*trees, leaves, strict=True)
-            ],
-        )
+        def first(x: Any, *more: Any) -> Any:
+            return next((y for y in more if y is not None), x)
+
+        # A None, e.g. the bias of a layer without one, is a leaf here.
+        return jax.tree.map(first, model, params, rest, is_leaf=_is_none)
 
     # NumPy's whole numbers stay as they are: a model may use them as sizes.
     others = part(lambda x: isinstance(x, jax.Array) and not is_trained(x))

@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .activations import STREAM, Layer, Parameter
+from .activations import STREAM, Layer
 
 _NEAR = 0.2  # distance from an exponent at which a slope is recognized
-# Exponents of initial sizes, by whether fan-in and fan-out grow.
-_EXPECTED = {(False, True): 0.0, (True, True): -0.5, (True, False): -1.0}
 _SCALES = (
     "for each size make scales = infer_scales(base, model, inputs=...) with one base, "
     "apply rescale_init(params, scales), and pass them to an optimizer of mupax.optim"
@@ -36,16 +34,11 @@ class Facts(NamedTuple):
     Attributes:
       initial: by layer, the root mean square of its initial values, (sizes,).
       layers: by layer, what the program of each size says of it.
-      parameters: by path, how the program uses it, its shapes at each size, and its
-        initial root mean squares.
       scaled: whether the optimizer applies scales.
     """
 
     initial: Mapping[str, np.ndarray] = {}
     layers: Mapping[str, tuple[Layer, ...]] = {}
-    parameters: Mapping[
-        str, tuple[Parameter, tuple[tuple[int, ...], ...], np.ndarray]
-    ] = {}
     scaled: bool = True
 
     def of(self, layer: str) -> Layer:
@@ -62,34 +55,15 @@ class Facts(NamedTuple):
         shown = ", ".join(map(self.named, layers[:3]))
         return shown + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
 
-    def grows(self, path: str) -> tuple[bool, bool] | None:
-        """Whether fan-in and fan-out of a matrix grow; None for vectors."""
-        use, shapes, _ = self.parameters[path]
-        if not (use.fan_in or use.table) or len(set(map(len, shapes))) > 1:
-            return None
-        sizes = zip(*shapes, strict=True)
-        growing = {axis for axis, each in enumerate(sizes) if len(set(each)) > 1}
-        fan_in = use.table or use.fan_in
-        return bool(growing & use.fan_in - use.table), bool(growing - fan_in)
-
     def is_readout(self, layer: str) -> bool:
-        path = self.of(layer).param or layer
-        if path not in self.parameters:
-            return path.partition("/")[0] == "output"
-        return self.grows(path) == (True, False)
+        """Whether its number of units does not grow."""
+        sizes = {x.size for x in self.layers.get(layer, ())}
+        return len(sizes) == 1 or layer.partition("/")[0] == "output"
 
     def multiplies_alike(self, layer: str) -> bool:
-        """Whether a branch is multiplied alike at every size.
-
-        Its multiplier may also be in the initial size of the parameter that ends it.
-        """
-        factors = np.array([x.multiplier for x in self.layers.get(layer, ())])
-        if not factors.size:
-            return False
-        if (path := self.of(layer).param) in self.parameters:
-            sizes = self.parameters[path][2]
-            factors = factors * (sizes if np.all(sizes > 0) else 1.0)
-        return bool(factors.max() < 1.2 * factors.min())
+        """Whether a branch is multiplied alike at every size."""
+        factors = [x.multiplier for x in self.layers.get(layer, ())]
+        return bool(factors) and max(factors) < 1.2 * min(factors)
 
 
 def hints(check: Any) -> list[str]:
@@ -101,7 +75,7 @@ def hints(check: Any) -> list[str]:
     Returns:
       Sentences, the most specific first. Causes are named for slopes that are wrong
       only; for unclear slopes, what was measured: initial sizes of readouts, and large
-      steps. Tables whose initial size depends on width are always named.
+      steps. Other layers whose initial size depends on width are always named.
     """
     found = (hint for axis in check.changes for hint in _of_axis(check, axis))
     return list(dict.fromkeys(found))
@@ -113,7 +87,7 @@ def _of_axis(check: Any, axis: str) -> Iterator[str]:
     unclear = [layer for at, layer in check.unclear if at == axis]
     if axis == "width":
         # Whatever the slopes: Adam's updates do not depend on a weight's initial size.
-        yield from _initial_sizes(check, facts, bool(wrong), bool(unclear))
+        yield from _initial_sizes(check, facts, bool(wrong or unclear))
     if any(np.isnan(slopes[layer]) for layer in wrong):
         yield (
             "some activations are not finite: lower the learning rate, or, if all "
@@ -142,14 +116,18 @@ def _growing(facts: Facts, axis: str, rising: Mapping[str, float]) -> str:
     if in_branch:
         line = f" ({layer.line})" if layer.line else ""
         named = f"branch ending in {worst.removeprefix(STREAM).partition('@')[0]}{line}"
-    if in_branch and facts.multiplies_alike(worst):
-        cause = (
-            f"it is multiplied by {layer.multiplier:.3g} at every depth. "
-            "Multiply it by optim.parametrization('depth_mup').branch_multiplier("
-            f"depth / base depth), or {_SCALES}"
-        )
-    elif not facts.scaled:
+    is_alike = in_branch and facts.multiplies_alike(worst)
+    alike = f"it is multiplied by {layer.multiplier:.3g} at every depth"
+    multiply = (
+        "multiply it by optim.parametrization('depth_mup').branch_multiplier(depth / "
+        "base depth)"
+    )
+    if not facts.scaled:
         cause = f"the optimizer applies no scales: {_SCALES}"
+        if is_alike:
+            cause += f". In the program {alike}; or {multiply} there"
+    elif is_alike:
+        cause = f"{alike}; {multiply}, or {_SCALES}"
     elif axis == "depth":
         cause = (
             "has the branch mean zero over units (a ReLU's output does not)? If so, "
@@ -162,27 +140,24 @@ def _growing(facts: Facts, axis: str, rising: Mapping[str, float]) -> str:
     return f"{named} grows with {axis}, as {axis}^{rising[worst]:+.2f}: {cause}"
 
 
-def _initial_sizes(
-    check: Any, facts: Facts, wrong: bool, unclear: bool
-) -> Iterator[str]:
-    """Hints on parameters whose initial size has another exponent of width.
+def _initial_sizes(check: Any, facts: Facts, doubtful: bool) -> Iterator[str]:
+    """Hint at the first layer whose initial size has another exponent of width.
 
-    On tables always, on readouts if a layer is not ok, on others if one is wrong:
-    models that multiply their weights (as in mean field) store other sizes.
+    Under every parametrization that learns features, layers start at order one, and
+    outputs at width^-1/2. Outputs are named only if a slope is not ok.
     """
     x = np.log(np.asarray(check.sizes["width"], dtype=float))
-    for path, (use, _, rms) in facts.parameters.items():
-        grows = facts.grows(path)
-        shown = use.table or wrong or (unclear and grows == (True, False))
-        if grows not in _EXPECTED or not np.all(rms > 0) or not shown:
+    for layer, rms in facts.initial.items():
+        is_readout = facts.is_readout(layer)
+        if not np.all(rms > 0) or (is_readout and not doubtful):
             continue
-        slope, right = np.polyfit(x, np.log(rms), 1)[0], _EXPECTED[grows]
+        slope, right = np.polyfit(x, np.log(rms), 1)[0], -0.5 if is_readout else 0.0
         if abs(slope - right) > _NEAR:
-            line = f" ({use.line})" if use.line else ""
             yield (
-                f"{path}{line} starts as width^{slope:+.2f}, where "
+                f"{facts.named(layer)} starts as width^{slope:+.2f}, where "
                 f"width^{right:+.2f} is right: call rescale_init(params, scales)"
             )
+            return
 
 
 def _large_steps(check: Any, axis: str, layers: Sequence[str]) -> Iterator[str]:

@@ -376,20 +376,10 @@ def _fit_layers(
     steady = np.where(known, squares**0.5, np.inf)
     moves = np.any(y > -np.inf, axis=(1, 3))
     moves |= ~np.any(moves, axis=1, keepdims=True)
-    return {
-        name: Fit(
-            slopes[i],
-            errors[i],
-            steady[i],
-            heads[i],
-            tails[i],
-            lowest[i],
-            moves[i],
-            not np.all(np.isfinite(change)),
-            freedom,
-        )
-        for i, (name, change) in enumerate(layers.items())
-    }
+    diverged = [not np.all(np.isfinite(change)) for change in layers.values()]
+    columns = slopes, errors, steady, heads, tails, lowest, moves, diverged
+    each = zip(layers, zip(*columns, strict=True), strict=True)
+    return {name: Fit(*values, freedom=freedom) for name, values in each}
 
 
 def _log(change: np.ndarray) -> np.ndarray:

@@ -4,12 +4,9 @@ import collections
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from ..apply.transforms import missing_multipliers, resolve
-from ..rules.multipliers import carried, family_of
-from ..rules.optimizers import Rule, optimizer_rule
-from ..rules.parametrizations import Parametrization
+from ..rules.multipliers import Multipliers, carried, family_of, of_parts
 from ..rules.roles import ParamScale
 from ..scales.group import Module
 from ..scales.paths import open_numbers
@@ -42,15 +39,24 @@ class Explanation:
 
     scales: Scales
     optimizer: str
-    rows: Mapping[str, Rule]
+    rows: Mapping[str, Multipliers]
 
     def __repr__(self) -> str:
-        roles = collections.Counter(row.role for row in self.rows.values())
+        roles = collections.Counter(scale.role for scale in self._parts.values())
         counted = ", ".join(f"{count} {role}" for role, count in roles.items())
         return (
             f"<Explanation: {resolve(self.scales).name}, {self.optimizer}, "
             f"{len(self.rows)} parameters ({counted}); print it for the table>"
         )
+
+    @property
+    def _parts(self) -> dict[str, ParamScale]:
+        """The parameter or segment of each row."""
+        parts: dict[str, ParamScale] = {}
+        for scale in self.scales.values():
+            parts |= zip(scale.labels, scale.parts, strict=True)
+        parts |= self.scales
+        return {name: parts[name] for name in self.rows}
 
     def __str__(self) -> str:
         title, *notes = self._notes()
@@ -72,17 +78,18 @@ class Explanation:
     def _table(self) -> list[tuple[str, ...]]:
         """The cells of every row. Rows that differ in numbers of blocks share one."""
         alike: dict[tuple[str, ...], list[str]] = {}
-        for path, row in self.rows.items():
+        for path, scale in self._parts.items():
+            row = self.rows[path]
+            numbers = row.init_std, row.forward, row.learning_rate, row.eps
             cells = (
-                row.role,
-                "x".join(map(str, row.base_shape)) or "()",
-                "x".join(map(str, row.shape)) or "()",
-                *(f"{x:.4g}" for x in (row.init_std, row.multiplier)),
-                *(f"{x:.4g}" for x in (row.learning_rate, row.eps, row.weight_decay)),
+                scale.role,
+                "x".join(map(str, scale.base_shape)) or "()",
+                "x".join(map(str, scale.shape)) or "()",
+                *(f"{x:.4g}" for x in (*numbers, row.weight_decay)),
                 row.family,
-                row.origin,
+                scale.origin,
             )
-            name = path + (" *" if row.branch else "")
+            name = path + (" *" if scale.in_branch else "")
             alike.setdefault((_NUMBERS.sub("#", name), *cells), []).append(name)
         return [
             (name if len(names) > 1 else names[0], *cells)
@@ -93,7 +100,7 @@ class Explanation:
         """The title, and the notes below the table."""
         scales, point = self.scales, resolve(self.scales)
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
-        told = any(r.branch and r.origin == "declared" for r in self.rows.values())
+        told = any(s.in_branch and s.origin == "declared" for s in scales.values())
         carry = dict.fromkeys(
             open_numbers(s.path)
             for s in scales.values()
@@ -183,42 +190,19 @@ Table 3
     Source: docs/rules.md derives every number.
     """
     point = resolve(scales)
-    options = {
-        "consistent_rms": consistent_rms,
-        "per_head": per_head,
-        "split_fused": split_fused,
-        "partner": partner,
-    }
-    rows = {
-        name: row
-        for path, scale in scales.items()
-        for name, row in _rows(path, scale, point, optimizer, options).items()
-    }
-    return Explanation(scales, optimizer, rows)
-
-
-def _rows(
-    path: str,
-    scale: ParamScale,
-    point: Parametrization,
-    optimizer: str,
-    options: Mapping[str, Any],
-) -> dict[str, Rule]:
-    """The row of a parameter, or those of its segments if they differ."""
-    fused = bool(scale.segments) and not options["split_fused"]
-    options = {**options, "whole": scale if fused else None}
-    rows = {
-        label: optimizer_rule(optimizer, part, point, **options)
-        for label, part in zip(scale.labels, scale.parts, strict=True)
-    }
-    numbers = [
-        dataclasses.replace(row, shape=(), base_shape=(), origin="")
-        for row in rows.values()
-    ]
-    if all(each == numbers[0] for each in numbers):
-        first = next(iter(rows.values()))
-        same = dataclasses.replace(
-            first, base_shape=scale.base_shape, shape=scale.shape, origin=scale.origin
+    rows: dict[str, Multipliers] = {}
+    for scale in scales.values():
+        each = of_parts(
+            scale,
+            point,
+            optimizer,
+            partner=partner,
+            per_head=per_head,
+            split_fused=split_fused,
+            consistent_rms=consistent_rms,
         )
-        return {path: same}
-    return rows
+        first, *rest = each.values()
+        roles = {part.role for part in scale.parts}
+        is_one = len(roles) == 1 and all(row == first for row in rest)
+        rows |= {scale.path: first} if is_one else each
+    return Explanation(scales, optimizer, rows)

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .parametrizations import Parametrization, unknown
-from .roles import ParamScale
+from .roles import ParamScale, Role
 from .traced import Traced
 
 
@@ -104,6 +104,7 @@ class Recipe(NamedTuple):
     Attributes:
       family: of its raw updates.
       eps: exponent of the gradient's size in its eps; 0 for optimizers without one.
+        Of a family, 1: its optimizers that have an eps.
       decay: what its weight decay is multiplied by: "rate", the learning rate;
         "update", only the rate of the trust ratio's result; or "step", nothing.
       partner: the optimizer of all parameters but hidden matrices; "" if it trains
@@ -144,8 +145,8 @@ def shape_of(optimizer: str, *, consistent: bool) -> Callable[[int, int], float]
 _ADAMS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop")
 # A new optimizer is a row here, and its function.
 RECIPES = {
-    **{family.value: Recipe(family) for family in Family},
-    **{name: Recipe(Family.SGD) for name in ("momentum", "nesterov")},
+    **{family.value: Recipe(family, eps=1) for family in Family},
+    **{name: Recipe(Family.SGD) for name in ("sgd", "momentum", "nesterov")},
     **{name: Recipe(Family.ADAM, eps=1) for name in _ADAMS},
     **{name: Recipe(Family.ADAM) for name in ("lion", "sign", "signsgd")},
     "lars": Recipe(Family.RELATIVE),
@@ -192,47 +193,52 @@ class Multipliers:
       init_std: multiplier of the stored weight's initial standard deviation.
       forward: factor in front of the stored weight in the model.
       learning_rate: multiplier of the stored weight's learning rate.
-      gradient: size of the stored weight's raw gradient, relative to the base's. Adam's
-        eps is multiplied by it, or the gradient divided by it.
+      gradient: size of the stored weight's raw gradient, relative to the base's.
+      eps: multiplier of Adam's eps, which is `gradient`; 1 for optimizers without eps.
+        The gradient may be divided by it instead.
       weight_decay: multiplier of decoupled weight decay. Learning rate times decay is
         the same at every size, and κ times the base's if batch size or training length
         differ (Wang & Aitchison 2024, arXiv:2405.13698).
-      kappa: κ, the base's number of steps over the target's.
+      family: the family whose rule gives the learning rate; see `Family`.
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.1.
 
     Examples:
-      >>> Multipliers(learning_rate=0.25).weight_decay
-      4.0
+      >>> Multipliers(learning_rate=0.25).init_std
+      1.0
     """
 
     init_std: Any = 1.0
     forward: Any = 1.0
     learning_rate: Any = 1.0
     gradient: Any = 1.0
-    kappa: Any = 1.0
-
-    @property
-    def weight_decay(self) -> Any:
-        return self.kappa / self.learning_rate
-
-    @property
-    def eps(self) -> Any:
-        return self.gradient
+    eps: Any = 1.0
+    weight_decay: Any = 1.0
+    family: Family = Family.ADAM
 
 
 def multipliers(
-    scale: ParamScale, point: Parametrization, family: str = "adam"
+    scale: ParamScale,
+    point: Parametrization,
+    optimizer: str = "adam",
+    *,
+    partner: str | None = None,
+    per_head: bool = False,
+    split_fused: bool = True,
+    consistent_rms: float | None = None,
 ) -> Multipliers:
-    """Compute the multipliers of one parameter.
+    """Compute the multipliers of one parameter under an optimizer or a family.
 
     Args:
       scale: its role and ratios.
       point: the parametrization.
-      family: the optimizer's family, or the name of an optimizer in it.
+      optimizer: the optimizer's name, or its family. Muon and the like stand for whole
+        optimizers, with a partner for all but hidden matrices.
+      partner: the optimizer of all parameters but hidden matrices, if not its own.
+      per_head, split_fused, consistent_rms: as in `muon`.
 
     Raises:
-      ValueError: the family is unknown.
+      ValueError: the optimizer is unknown.
 
     Source: Tensor Programs V, Table 3 (width); Tensor Programs VI, Definition 6.1
     and Table 1 (depth); Yaida eqs. 3.16-3.20 (s); Bordelon et al. eqs. 1, 3 (μ0);
@@ -243,41 +249,115 @@ def multipliers(
       >>> from mupax.optim import param_scale
       >>> w = param_scale("w", (64, 64), (256, 256), (0,), (1,), depth=16.0,
       ...                 in_branch=True)
-      >>> multipliers(w, parametrization("depth_mup"), "adam").learning_rate
-      0.0625
+      >>> rule = multipliers(w, parametrization("depth_mup"), "adamw")
+      >>> rule.learning_rate, rule.eps, rule.weight_decay
+      (0.0625, 0.0625, 16.0)
       >>> multipliers(w, parametrization("depth_mup"), "sgd").learning_rate
       1.0
     """
-    if scale.segments and point.scaled:
-        each = [multipliers(segment, point, family) for segment in scale.segments]
-        names = [field.name for field in dataclasses.fields(Multipliers)]
-        return Multipliers(
-            **{name: joined(scale, [getattr(m, name) for m in each]) for name in names}
-        )
-    row = point.rows[scale.role]
+    each = of_parts(
+        scale,
+        point,
+        optimizer,
+        partner=partner,
+        per_head=per_head,
+        split_fused=split_fused,
+        consistent_rms=consistent_rms,
+    )
+    if len(each) == 1:
+        return next(iter(each.values()))
+    *columns, _ = zip(*(vars(row).values() for row in each.values()), strict=True)
+    numbers = (joined(scale, column) for column in columns)
+    return Multipliers(*numbers, family=family_of(optimizer))
+
+
+def of_parts(
+    scale: ParamScale,
+    point: Parametrization,
+    optimizer: str,
+    *,
+    split_fused: bool = True,
+    **options: Any,
+) -> dict[str, Multipliers]:
+    """The multipliers of each segment by its label, or of the parameter by its path.
+
+    The arguments are those of `multipliers`.
+    """
+    family_of(optimizer)  # checks it
+    if not scale.segments or not (point.scaled or RECIPES[optimizer].partner):
+        return {scale.path: _of_part(scale, point, optimizer, **options)}
+    options["whole"] = None if split_fused else scale
+    each = [_of_part(part, point, optimizer, **options) for part in scale.segments]
+    return dict(zip(scale.labels, each, strict=True))
+
+
+def _of_part(
+    scale: ParamScale,
+    point: Parametrization,
+    optimizer: str,
+    *,
+    partner: str | None = None,
+    per_head: bool = False,
+    consistent_rms: float | None = None,
+    whole: ParamScale | None = None,
+) -> Multipliers:
+    family, recipe = family_of(optimizer), RECIPES[optimizer]
+    if recipe.partner and not is_hidden_matrix(scale):
+        return _of_part(scale, point, partner or recipe.partner)
+    scale = scale.by_head() if per_head else scale
+    row, clock = point.rows[scale.role], scale.training
     forward = point.gauge[scale.role].of(scale) if scale.role in point.gauge else 1.0
-    theta = forward / carried(scale, point)
-    init = row.init.of(scale)
-    clock = scale.training
+    theta, init = forward / carried(scale, point), row.init.of(scale)
     if not point.scaled:
         # One learning rate for all stored weights, in every gauge.
-        rate = clock.linear if family_of(family) is Family.SGD else clock.update
-        return Multipliers(init / forward, forward, rate, clock.gradient, clock.kappa)
-    acts = scale.in_branch or not point.branches_only
-    depth = scale.depth if acts else 1.0
-    update = row.update.of(scale) * depth**-point.gamma * point.richness
-    gradient = row.gradient.of(scale) * depth**-point.alpha / point.richness
-    update, gradient = update * clock.update, gradient * clock.gradient
-    geometry = GEOMETRIES[family_of(family)]
-    raw = (
-        (gradient * theta) ** geometry.gradient
-        * (init / theta) ** geometry.weight
-        * (scale.width_in / scale.heads_in) ** geometry.fan_in
-        * (scale.width_out / scale.heads_out) ** geometry.fan_out
+        rate = clock.linear if family is Family.SGD else clock.update
+        gradient = clock.gradient
+    else:
+        acts = scale.in_branch or not point.branches_only
+        depth = scale.depth if acts else 1.0
+        update = row.update.of(scale) * depth**-point.gamma * point.richness
+        gradient = row.gradient.of(scale) * depth**-point.alpha / point.richness
+        update, gradient = update * clock.update, gradient * clock.gradient * theta
+        geometry = GEOMETRIES[family]
+        raw = (
+            gradient**geometry.gradient
+            * (init / theta) ** geometry.weight
+            * (scale.width_in / scale.heads_in) ** geometry.fan_in
+            * (scale.width_out / scale.heads_out) ** geometry.fan_out
+        )
+        rate = update / theta / raw
+        if recipe.partner:
+            # The rule has the powers of width already: the base's shape factor holds.
+            rate *= _shape_growth(whole or scale, optimizer, consistent_rms)
+    decayed = rate if recipe.decay == "rate" else 1.0
+    if recipe.decay == "update":
+        decayed = _of_part(scale, point, "adam").learning_rate
+    eps, decay = gradient**recipe.eps, clock.kappa / decayed
+    return Multipliers(init / theta, forward, rate, gradient, eps, decay, family)
+
+
+def _shape_growth(
+    matrix: ParamScale, optimizer: str, consistent_rms: float | None
+) -> float:
+    """The shape factor of an optimizer at the base, over that at the target."""
+    shape = shape_of(optimizer, consistent=consistent_rms is not None)
+    both = matrix.in_axes, matrix.out_axes
+    small, large = (
+        shape(*(math.prod(sizes[a] for a in axes) for axes in both))
+        for sizes in (matrix.base_shape, matrix.shape)
     )
-    learning_rate = update / theta / raw
-    return Multipliers(
-        init / theta, forward, learning_rate, gradient * theta, clock.kappa
+    return small / large
+
+
+def is_hidden_matrix(scale: ParamScale) -> bool:
+    """Whether Muon trains this parameter: a matrix between hidden layers.
+
+    If only depth grows, no parameter has the role "hidden"; then every matrix in a
+    branch counts.
+    """
+    matrix = bool(scale.in_axes) and bool(scale.out_axes)
+    return scale.role is Role.HIDDEN or (
+        scale.role is Role.FIXED and matrix and scale.in_branch
     )
 
 

@@ -118,9 +118,8 @@ class Declarations:
             if before.get(name) and after[name] != before[name]
         }
         if len(set(ratios.values())) > 1:
-            one, other = next(
-                (a, b) for a in ratios for b in ratios if ratios[a] != ratios[b]
-            )
+            one, *rest = ratios
+            other = next(name for name in rest if ratios[name] != ratios[one])
             raise ValueError(
                 f"the number of layers like {one!r} grows {ratios[one]:g}x and that of "
                 f"{other!r} {ratios[other]:g}x; use one ratio for all, or pass "

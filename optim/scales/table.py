@@ -57,16 +57,8 @@ class Scales(Mapping[str, ParamScale]):
 
     def replaced(self, **changes: Any) -> "Scales":
         """A copy with some attributes changed."""
-        return Scales(
-            **{
-                "scales": self._scales,
-                "parametrization": self.parametrization,
-                "modules": self.modules,
-                "multiplied": self.multiplied,
-                "base": self.base,
-                **changes,
-            }
-        )
+        held = {name.removeprefix("_"): value for name, value in vars(self).items()}
+        return Scales(**{**held, **changes})
 
     def for_parametrization(self, name: str | Parametrization) -> "Scales":
         """Copy the scales, with another parametrization.
@@ -197,7 +189,7 @@ class Scales(Mapping[str, ParamScale]):
             return frozenset(self)
         shapes, masked = {}, []
         for path, leaf in flatten(params, is_leaf=_is_masked):
-            if _is_masked(leaf):
+            if _is_masked(leaf):  # or None, in place of a leaf that was filtered out
                 masked.append(path)
             elif not hasattr(leaf, "shape"):
                 raise ValueError(
@@ -220,7 +212,6 @@ class Scales(Mapping[str, ParamScale]):
         if shapes and _is_filtered_state(params):
             _warn_of_missing_blocks(self, shapes)
             return frozenset(shapes)
-        masked += _left_out(params)
         for path in self:
             hidden = any(m in ("", path) or path.startswith(m + "/") for m in masked)
             if path not in shapes and not hidden:
@@ -302,7 +293,7 @@ def _is_float(leaf: Any) -> bool:
 
 def _is_masked(leaf: Any) -> bool:
     # By name, because optax does not export MaskedNode at a stable place.
-    return type(leaf).__name__ == "MaskedNode"
+    return leaf is None or type(leaf).__name__ == "MaskedNode"
 
 
 def _is_filtered_state(params: Any) -> bool:
@@ -314,33 +305,21 @@ def _is_filtered_state(params: Any) -> bool:
 def _warn_of_missing_blocks(scales: Iterable[str], held: Collection[str]) -> None:
     """Warn where only the last blocks of a list are missing: is the model shallower?"""
 
-    def block(path: str) -> tuple[str, int] | None:
-        match = re.match(r"(.*?/)(\d+)/", path)
-        return (match[1], int(match[2])) if match else None
-
-    missing = {path: block(path) for path in scales if path not in held}
+    blocks = {path: re.match(r"(.*?/)(\d+)/", path) for path in (*scales, *held)}
     last: dict[str, int] = {}
-    for part in map(block, held):
-        if part:
-            last[part[0]] = max(part[1], last.get(part[0], 0))
-    for part in missing.values():
-        if not part or part[0] not in last or part[1] <= last[part[0]]:
+    for known in filter(None, map(blocks.get, held)):
+        last[known[1]] = max(int(known[2]), last.get(known[1], 0))
+    missing = [path for path in scales if path not in held]
+    for path in missing:
+        if not (late := blocks[path]) or int(late[2]) <= last.get(late[1], math.inf):
             return  # frozen by a filter
-    for path, part in missing.items():
-        if part:
-            warnings.warn(
-                f"the scales hold {path!r}, and the last block of the parameters is "
-                f"'{part[0]}{last[part[0]]}': make the scales again with this model as "
-                "the target. If a filter freezes the last blocks, ignore this",
-                stacklevel=4,
-            )
-            return
-
-
-def _left_out(params: Any) -> list[str]:
-    """Paths at which None replaces a leaf that was filtered out."""
-    leaves = flatten(params, is_leaf=lambda x: x is None)
-    return [path for path, leaf in leaves if leaf is None]
+    if missing and (block := blocks[missing[0]]):
+        warnings.warn(
+            f"the scales hold {missing[0]!r}, and the last block of the parameters is "
+            f"'{block[1]}{last[block[1]]}': make the scales again with this model as "
+            "the target. If a filter freezes the last blocks, ignore this",
+            stacklevel=4,
+        )
 
 
 def _is_placeholder(params: Any) -> bool:
