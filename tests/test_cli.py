@@ -1,4 +1,4 @@
-"""The command line: the main job on a toy, and every kind of bad input."""
+"""The command line: the main job on a toy, its options and its lists."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import subprocess
 import sys
 
 import pytest
+from commands import TOY_CONFIG, mupax, refused
 from patience import ended, wait_until
 
 from mupax import optim, zoo
-from mupax.experiments import cli
 from mupax.experiments.cli import flags
 from mupax.experiments.cli.models import HUB, model_sizes, sources_of
 from mupax.experiments.errors import UserError
@@ -20,32 +20,16 @@ from mupax.experiments.run import workdir
 from mupax.experiments.run.build import build, make_optimizer
 from mupax.experiments.run.config import parse
 
-TOY = [f"--config={pathlib.Path(__file__).with_name('toy_config.py')}"]
-
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
     return str(tmp_path_factory.mktemp("tfds"))
 
 
-def mupax(*args: object) -> int:
-    return cli.main(["mupax", *map(str, args)])
-
-
-def refused(capsys, *args: object) -> str:
-    """The one sentence with which a command is refused."""
-    assert mupax(*args) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("mupax: ")
-    assert err.count("\n") == 1, err
-    assert "Traceback" not in out + err
-    return err
-
-
 @pytest.mark.long
 def test_the_main_job_leaves_report_summary_and_checkpoint(tmp_path, data_dir, capsys):
     run = tmp_path / "run"
-    args = ["transfer", *TOY, f"--workdir={run}", f"--config.data_dir={data_dir}"]
+    args = ["transfer", TOY_CONFIG, f"--workdir={run}", f"--config.data_dir={data_dir}"]
     assert mupax(*args) == 0
     assert "report.html" in capsys.readouterr().out.replace("\n", "")
     assert (run / "report.html").stat().st_size > 1000
@@ -93,7 +77,12 @@ def test_killed_at_any_point_it_goes_on_to_the_same_result(tmp_path, data_dir):
     """Stopped when the first cell, killed when the first checkpoint is there."""
 
     def start(run: pathlib.Path) -> subprocess.Popen:
-        args = ["transfer", *TOY, f"--workdir={run}", f"--config.data_dir={data_dir}"]
+        args = [
+            "transfer",
+            TOY_CONFIG,
+            f"--workdir={run}",
+            f"--config.data_dir={data_dir}",
+        ]
         return subprocess.Popen(
             [sys.executable, "-m", "mupax", *args],
             stdout=subprocess.DEVNULL,
@@ -123,21 +112,6 @@ def test_killed_at_any_point_it_goes_on_to_the_same_result(tmp_path, data_dir):
     for result in results:
         del result["seconds"], result["target"]["checkpoint"]
     assert results[0] == results[1]
-
-
-def test_an_unknown_config_key_is_named(capsys, tmp_path):
-    message = refused(
-        capsys, "transfer", *TOY, f"--workdir={tmp_path}/x", "--config.sweep.sedes=3"
-    )
-    assert "no key sweep.sedes; its keys are" in message
-    assert "did you mean 'seeds'?" in message
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):
-    said = refused(capsys, "transfer", *TOY, "--config.nope=3")
-    assert said.endswith("no key 'nope'; docs/reference/config.md lists all keys\n")
-    assert "'x'" in refused(capsys, "coord-check", *TOY, "--seeds=x")
 
 
 def test_flags_set_any_key_of_a_target_as_a_file_does():
@@ -201,71 +175,12 @@ def test_a_large_whole_number_of_an_optimizer_is_a_float(monkeypatch):
     assert type(seen["eps"]) is float
 
 
-def test_an_unknown_config_lists_the_packaged_ones(capsys):
-    assert "digits_resmlp" in refused(capsys, "transfer", "--config", "digits_resnlp")
-
-
-def test_a_missing_config_lists_the_packaged_ones(capsys):
-    assert "digits_resmlp" in refused(capsys, "transfer")
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("sweep.axes.learning_rate=2**[-7:-6]", "at least three learning rates"),
-        ("sweep.axes.learning_rate=2**[-5:-9]", "rising"),
-        ("sweep.widths=(8,-16)", "a size in sweep.widths is -16"),
-        ("sweep.widths=(8,0)", "it must be 1 or more"),
-        ("sweep.widths=(16,32)", "lacks the base's 8"),
-        ("target.parametrization=mup", "depth_mup, sp"),
-        ("sweep.parametrizations.sp.name=spp", "nearest is 'sp'"),
-        ("sweep.base_axes.momentun=(1,)", "has 'momentun', which is not a number"),
-        ("sweep.axes.learning_rat=1", "has 'learning_rat', which is not a number"),
-        ("sweep.average_last=31", "more than the 30 steps of a run"),
-        ("optimizer.name=adm", "adam"),
-        ("model.name=resmpl", "resmlp"),
-        ("batch_size=100000", "batch"),
-        ("sweep.seeds=two", "seeds"),
-    ],
-)
-def test_a_value_that_cannot_end_well_is_refused(
-    capsys, tmp_path, data_dir, override, said
-):
-    run = tmp_path / "run"
-    message = refused(
-        capsys,
-        "transfer",
-        *TOY,
-        f"--workdir={run}",
-        f"--config.data_dir={data_dir}",
-        f"--config.{override}",
-    )
-    assert said in message
-    assert not run.exists()
-
-
-def test_a_dataset_that_is_not_there_says_how_to_get_it(capsys, tmp_path):
-    message = refused(
-        capsys,
-        "transfer",
-        *TOY,
-        f"--workdir={tmp_path}/run",
-        "--config.dataset=mnist",
-        f"--config.data_dir={tmp_path}/nothing",
-    )
-    assert "mnist" in message
-    assert str(tmp_path / "nothing") in message
-    assert "imagenet_21k" in refused(
-        capsys, "transfer", *TOY, "--config.dataset=imagenet_21k"
-    )
-
-
 def test_a_directory_of_other_files_is_refused_and_kept(capsys, tmp_path, data_dir):
     (tmp_path / "thesis.tex").write_text("years of work")
     message = refused(
         capsys,
         "transfer",
-        *TOY,
+        TOY_CONFIG,
         f"--workdir={tmp_path}",
         f"--config.data_dir={data_dir}",
     )
@@ -282,7 +197,7 @@ def test_a_directory_left_by_a_claim_that_was_killed_is_free(tmp_path):
 
 
 def test_explain_prints_the_target_before_a_step_is_run(capsys, data_dir):
-    assert mupax("explain", *TOY, f"--config.data_dir={data_dir}") == 0
+    assert mupax("explain", TOY_CONFIG, f"--config.data_dir={data_dir}") == 0
     out = capsys.readouterr().out
     assert "readout/kernel" in out
     assert "output" in out
@@ -363,11 +278,11 @@ def test_a_sweep_has_a_device_of_every_core_and_keeps_what_it_compiled(
 
 
 def test_the_version_is_told(capsys):
-    assert cli.main(["mupax", "--version"]) == 0
+    assert mupax("--version") == 0
     assert re.match(r"mupax \d+\.\d+\.\d+ \(jax \d", capsys.readouterr().out)
 
 
 def test_explain_needs_no_imagenet(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    assert cli.main(["mupax", "explain", "--config=imagenet_vit"]) == 0
+    assert mupax("explain", "--config=imagenet_vit") == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100

@@ -381,7 +381,7 @@ OPTIMIZERS["schedule_free"] = functools.partial(optim.schedule_free, optim.adam,
 LONG = ("sgd", "adam", "schedule_free", "shampoo", "soap")
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
     "name",
     [pytest.param(o, marks=[pytest.mark.long] * (o in LONG)) for o in OPTIMIZERS],

@@ -1,5 +1,6 @@
-"""Pages of the site: their snippets run, and notebooks are those of their scripts."""
+"""Pages of the docs: their snippets run, and notebooks are those of their scripts."""
 
+import doctest
 import json
 import pathlib
 import re
@@ -7,7 +8,15 @@ import subprocess
 import sys
 import tomllib
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+from flax import nnx
+
+import mupax
+from mupax import zoo
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -35,12 +44,62 @@ def test_the_snippets_of_a_page_run_in_one_session(path, capsys, tmp_path, monke
         assert "head" in printed
 
 
+@pytest.mark.parametrize("page", ["rules.md", "chains.md"])
+def test_examples_of_a_page_print_what_they_show(page):
+    test = doctest.DocTestParser().get_doctest(
+        "".join(snippets(DOCS / page)), {}, page, page, 0
+    )
+    assert test.examples
+    assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+@pytest.mark.long
+def test_the_snippets_of_the_zoo_run(monkeypatch):
+    """What names a file or the hub gets a model of that name without weights."""
+    load = zoo.load_pretrained
+    asked = []
+
+    def stand_in(*args: str, **options: object) -> object:
+        if args == ("resmlp_digits",):
+            return load(*args, **options)
+        asked.append(args)
+        return None
+
+    monkeypatch.setattr(mupax.zoo, "load_pretrained", stand_in)
+    session = {"jax": jax, "optax": optax}
+    for page in ("zoo.md", "zoo/language.md", "zoo/small.md"):
+        for code in snippets(DOCS / page):
+            exec(code, session)
+    assert len(asked) == 7
+    images, labels = jnp.zeros((2, 32, 32, 3)), jnp.zeros(2, int)
+    model = zoo.create("cnn", width=8, depth=1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    assert np.isfinite(session["step"](model, optimizer, images, labels))
+
+
+@pytest.mark.long
+def test_the_session_of_the_page_on_tuning_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a snippet keeps its runs in a folder
+    session, _, target, schedule, *_ = snippets(DOCS / "tune.md")
+    assert len([line for line in session.splitlines() if line.strip()]) < 60
+    space: dict = {}
+    exec(compile(session, "docs/tune.md", "exec"), space)
+    printed = capsys.readouterr().out
+    assert "learning_rate over depth: " in printed
+    assert "log |Δ activation| against log depth" in printed
+    assert float(space["value"]) < 0.3
+    exec(compile(target, "docs/tune.md", "exec"), space)
+    assert "at width 256, depth 16" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "mine" / "report.html").exists()
+    exec(compile(schedule, "docs/tune.md", "exec"), space)
+    # With the optimizer of the last snippet: another program, which trains.
+    before = float(space["result"].populations[0].loss.mean())
+    exec(compile(target, "docs/tune.md", "exec"), space)
+    assert float(space["result"].populations[0].loss.mean()) != before
+
+
 def test_hand_written_groups_are_what_the_shapes_give():
     """coming-from/optax.md: both optimizers make the same first update."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
     session: dict = {}
     by_hand, from_shapes, *_ = snippets(DOCS / "coming-from" / "optax.md")
     for code in (by_hand, from_shapes):
@@ -134,8 +193,6 @@ def test_the_link_check_finds_what_leads_nowhere(tmp_path):
 
 
 def test_the_version_is_the_same_everywhere():
-    import mupax
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = (ROOT / "CITATION.cff").read_text()
     assert project["version"] == mupax.__version__

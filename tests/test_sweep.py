@@ -5,13 +5,12 @@ import threading
 
 import jax
 import numpy as np
-import optax
 import pytest
 import sweep_toys
 from flax import nnx
 from sweep_toys import task
 
-from mupax import optim, zoo
+from mupax import zoo
 from mupax.experiments import data as datasets
 from mupax.experiments import memory
 from mupax.experiments.errors import UserError
@@ -33,50 +32,10 @@ def built(task: ZooTask, seed: int) -> nnx.Module:
     return create_model(task.config, shapes, seed)
 
 
-def one_run(task: ZooTask, data: datasets.Dataset, seed: int, log2_lr: float):
-    """The same training written as a plain loop: no vmap, no scan over steps."""
-    model = built(task, seed)
-    tx = optim.adam(2.0**log2_lr, zoo.scales(model))
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-    state = tx.init(params)
-    arrays = data.training_arrays()
-    order = datasets.batch_indices(data.train_size, 16, seed, task.steps)
-
-    @jax.jit
-    def step(params, state, images, labels):
-        def loss(params):
-            x = datasets.normalize(images, *data.statistics)
-            logits = nnx.merge(graph, params, rest)(x)
-            return optax.softmax_cross_entropy_with_integer_labels(
-                logits, labels
-            ).mean()
-
-        value, grads = jax.value_and_grad(loss)(params)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    losses = []
-    for batch in order:
-        params, state, value = step(
-            params, state, arrays["image"][batch], arrays["label"][batch]
-        )
-        losses.append(float(value))
-    return np.array(losses)
-
-
 @pytest.fixture(params=[True, False], ids=["at once", "in turn"])
 def lanes(request, monkeypatch):
     """Both of the ways to train them, that of accelerators and that of CPUs."""
     monkeypatch.setattr(engine, "at_once", lambda: request.param)
-
-
-@pytest.mark.usefixtures("lanes")
-def test_a_lane_is_the_training_that_a_plain_loop_does(data):
-    cell = engine.run(task(), data).cell()
-    for seed, lane in ((0, 1), (1, 2)):
-        losses = one_run(task(), data, seed, (-9.0, -7.0, -5.0)[lane])
-        np.testing.assert_allclose(cell.curves[seed, lane], losses, rtol=2e-4)
-        np.testing.assert_allclose(cell.loss[seed, lane], losses[-5:].mean(), rtol=2e-4)
 
 
 @pytest.mark.usefixtures("lanes")
@@ -98,16 +57,6 @@ def test_a_run_that_ends_far_above_guessing_is_diverged(data):
     assert np.isfinite(loss("sp").curves).all()
     assert loss("sp").diverged.all()
     assert not loss("depth_mup").diverged.any()
-
-
-def test_parametrizations_agree_at_base_size(data):
-    at_base = {"width": 8, "depth": 2}
-    losses = [
-        engine.run(task(parametrization=name, **at_base), data).cell().loss
-        for name in ("sp", "mup", "depth_mup", "ode")
-    ]
-    for other in losses[1:]:
-        np.testing.assert_array_equal(losses[0], other)
 
 
 def test_the_next_job_is_prepared_while_one_runs():

@@ -2,22 +2,18 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 from ml_collections import ConfigDict
 
-from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.cli.flags import list_configs, parse
 from mupax.experiments.errors import UserError
-from mupax.experiments.run.build import create_model, model_shapes, open_dataset
+from mupax.experiments.run.build import model_shapes, open_dataset
 from mupax.experiments.run.config import parse as parse_run
 from mupax.experiments.run.config import plain
-from mupax.experiments.run.loss import NextToken
 from mupax.experiments.sweep import command as sweep
-from mupax.experiments.sweep import engine, space, tasks
+from mupax.experiments.sweep import space, tasks
 
 SONG = "".join(f"{k} green bottles, hanging on the wall;\n" for k in range(40))
 
@@ -62,27 +58,6 @@ def test_a_text_is_held_window_by_window(song):
     )
     shapes = {"vocab_size": 256, "context": 8}
     assert model_shapes(dataset, "gpt") == shapes
-
-
-def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
-    (task, *_) = space.tasks(space.parse_sweep(config(song)))
-    tokens = datasets.open_dataset(song, context=8).training_arrays()["tokens"]
-    lane = engine.run(task, None).curves[0, 1]
-    shapes = {"vocab_size": 256, "context": 8}
-    model, key = create_model(task.config, shapes, 0), jax.random.key(0)
-    tx = nnx.Optimizer(model, optim.adam(2.0**-6, zoo.scales(model)), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, tx, tokens):
-        value, grads = nnx.value_and_grad(
-            lambda m: NextToken().loss(m, {"tokens": tokens}, key)[0]
-        )(model)
-        tx.update(model, grads)
-        return value
-
-    orders = datasets.batch_indices(len(tokens), 4, 0, task.steps)
-    losses = [float(step(model, tx, tokens[rows])) for rows in orders]
-    np.testing.assert_allclose(lane, losses, rtol=2e-5)
 
 
 def test_a_finished_sweep_builds_and_draws_nothing(song, tmp_path, monkeypatch, caplog):

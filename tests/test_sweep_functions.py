@@ -86,20 +86,6 @@ def scaled(model, width, depth, learning_rate):
     return optim.sgd(learning_rate, scales)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "sizes", "warns"),
-    [
-        (make_optimizer, [(2, 1), (4, 1)], True),
-        (make_optimizer, [(2, 1)], False),
-        (scaled, [(2, 1), (4, 1)], False),
-    ],
-)
-def test_an_optimizer_without_scaling_is_said(optimizer, sizes, warns, caplog):
-    sweep(None, make_optimizer=optimizer, sizes=sizes)
-    said = "scales nothing in the optimizer that make_optimizer returned for width=4"
-    assert (said in caplog.text) is warns
-
-
 def test_data_with_nan_are_named_where_every_run_diverged(caplog):
     data = DATA.copy()
     data[:, 0] = np.nan
@@ -135,23 +121,6 @@ def test_a_negative_loss_is_an_error():
         sweep(None, loss=lambda model, batch: loss(model, batch) - 100)
 
 
-def test_a_depth_that_is_not_used_is_said(caplog):
-    def deep(key, width, depth):
-        return {"w": [make_model(key, width, depth)["w"]] * depth}
-
-    said = "depth 1 and of width 2, depth 3 are bit-identical"
-    sweep(None, sizes=[(2, 1), (2, 3)])
-    assert said in caplog.text
-    caplog.clear()
-    sweep(
-        None,
-        deep,
-        loss=lambda m, b: loss({"w": sum(m["w"])}, b),
-        sizes=[(2, 1), (2, 3)],
-    )
-    assert said not in caplog.text
-
-
 @pytest.mark.parametrize("zeros", [np.zeros, jnp.zeros])
 def test_arrays_of_numpy_are_trained_and_none_is_kept(zeros):
     def biased(key, width, depth):
@@ -181,20 +150,48 @@ def test_arrays_that_are_not_trained_differ_over_seeds():
     assert len(set(means)) == 3
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-@pytest.mark.parametrize("uses", [True, False])
-def test_a_model_that_ignores_its_key_is_said(seeds, uses, caplog):
-    def model(key, width, depth):
-        return make_model(key if uses else jax.random.key(0), width, depth)
-
-    sweep(None, model, seeds=seeds)
-    said = "the same parameters for two keys" in caplog.text
-    assert said is (seeds == 2 and not uses)
+def same_weights(key, width, depth):
+    return make_model(jax.random.key(0), width, depth)
 
 
-def test_a_hyperparameter_that_is_not_used_is_said(caplog):
-    sweep(None, make_optimizer=lambda m, width, depth, learning_rate: optax.sgd(0.1))
-    assert "'learning_rate' changes no loss" in caplog.text
+def deep(key, width, depth):
+    return {"w": [make_model(key, width, depth)["w"]] * depth}
+
+
+def deep_loss(model, batch):
+    return loss({"w": sum(model["w"])}, batch)
+
+
+UNUSED = {
+    "scales nothing in the optimizer that make_optimizer returned for width=4": {
+        "sizes": [(2, 1), (4, 1)]
+    },
+    "depth 1 and of width 2, depth 3 are bit-identical": {"sizes": [(2, 1), (2, 3)]},
+    "the same parameters for two keys": {"make_model": same_weights, "seeds": 2},
+    "'learning_rate' changes no loss": {
+        "make_optimizer": lambda model, width, depth, learning_rate: optax.sgd(0.1)
+    },
+}
+
+
+@pytest.mark.parametrize("said", UNUSED)
+def test_what_a_function_does_not_use_is_said(said, caplog):
+    sweep(None, **UNUSED[said])
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seeds": 2},
+        {"make_model": same_weights},  # of one seed
+        {"make_optimizer": scaled, "sizes": [(2, 1), (4, 1)]},
+        {"make_model": deep, "loss": deep_loss, "sizes": [(2, 1), (2, 3)]},
+    ],
+)
+def test_what_is_used_is_not_warned_of(options, caplog):
+    sweep(None, **options)
+    assert not any(said in caplog.text for said in UNUSED)
 
 
 # --- What is computed decides what is read.
