@@ -127,7 +127,6 @@ class Branches:
         self._add_repeated()
         self._add_first()
         self._leave_out_crossing()
-        self._add_biases()
         self._prefer_own_ends()
 
     def _add_first(self) -> None:
@@ -165,27 +164,30 @@ class Branches:
     def _add_repeated(self) -> None:
         """Add what each layer adds to a stream but does not compute from it.
 
-        E.g. another stream's values, or an embedding, times a gain of each layer. Each
-        layer adds it on the same line, before or after a branch of the layer.
+        E.g. a bias, or another stream's values or an embedding, times a gain of each
+        layer. Each layer adds it on the same line, before or after a branch of the
+        layer.
         """
         known = {b.add.id for b in self.all}
         spots = {b.add.spot for b in (*self.all, *self.around)}
         found: dict[int, tuple[Node, Node, Node]] = {}
         for node in self._program.nodes:
-            data = node.op == "add" and all(x.data for x in node.operands)
-            if not data or node.backward or node.id in known or node.spot in spots:
+            added = node.op == "add" and node.data and not node.backward
+            if not added or not node.line or node.id in known or node.spot in spots:
                 continue
             for skip, end in (node.operands, node.operands[::-1]):
-                if not node.line or self.is_skip(end, skip):
+                if not skip.data or not (end.data or end.weight):
                     continue
-                first = self._repeats(node, skip)
+                first = None if self.is_skip(end, skip) else self._repeats(node, skip)
                 if first is not None:
                     at = node.operands.index(end)
                     found[first.id] = first, first.operands[1 - at], first.operands[at]
                     found[node.id] = node, skip, end
         for add, skip, end in found.values():
-            inside = self._only_for(end, known)
             trunk, _ = self.trunk(skip)
+            inside = frozenset({add.id})
+            if end.data:
+                inside = self._only_for(end, known)
             made = self._made(add, trunk, end, inside)
             weight = self._with_weight(trunk)
             mixes = weight and made and self._depends(weight, made.ends)
@@ -193,19 +195,29 @@ class Branches:
         self.all.sort(key=place)
 
     def _repeats(self, node: Node, skip: Node) -> Node | None:
-        """The addition of the layer before to the same stream, after a branch.
+        """The addition of the layer before to the same stream, before a branch.
 
         It is the addition itself if a loop repeats it.
         """
-        before, *stream = self._stream(skip)
+        known = {b.add.id for b in self.all}
+
+        def before(at: Node) -> list[Node]:
+            if at.id in known or at.op not in ("add", "carry"):
+                _, *rest = self._stream(at)
+                return rest[:1]
+            return [self.trunk(x)[0] for x in earlier(at) if x.data]
+
+        stream = list(reach([self.trunk(skip)[0]], before))
         for at in stream:
             if at.op == "add" and at.spot == node.spot:
-                return at
-        for at in (before, *stream):
+                passed = any(at.id < x.id and x.id in known for x in stream)
+                return at if passed else None
+        for at in stream:
             if at.op == "carry" and at.loop == node.loop:
-                _, *after = self._stream(at.operands[1])
-                again = node in after or self.trunk(at.operands[1])[0] is node
-                return node if again and (stream or after) else None
+                after = list(reach([self.trunk(at.operands[1])[0]], before))
+                again = any(x is node for x in after)
+                passed = any(x.id in known for x in (*stream, *after))
+                return node if again and passed else None
         return None
 
     def _only_for(self, end: Node, stops: Collection[int] = ()) -> frozenset[int]:
@@ -258,24 +270,6 @@ class Branches:
             if b not in gone
             and not (b.add.spot in spots and number[begin[b.add.id]] == 1)
         ]
-
-    def _add_biases(self) -> None:
-        """A bias that is added to the stream after each branch is one too."""
-        found = []
-        for b in self.all:
-            users = self._axes.uses(b.add)
-            weights = [x for x in users[0].operands if x.weight] if users else []
-            if len(users) == 1 and users[0].op == "add" and weights:
-                found.append((b, users[0], weights[0]))
-        spots = [user.spot for b, user, _ in found for _ in range(b.runs)]
-        for b, user, weight in found:
-            if spots.count(user.spot) > 1:  # not what is added to the stream once
-                ends, inside = tuple(self._used(weight, user)), frozenset({user.id})
-                constant = ends[0].factor
-                self.all.append(
-                    Branch(user, b.add, weight, inside, b.runs, ends, None, constant, 0)
-                )
-        self.all.sort(key=place)
 
     def _prefer_own_ends(self) -> None:
         """Let no parameter that several branches share end one, e.g. their gate."""
@@ -461,13 +455,13 @@ class Branches:
             users = [y for x in moved for y in self._axes.uses(x)]
             weighted = [x for x in users if x.op == "mul" and self._with_weight(x)]
             moved = [y for x in weighted for y in self._moved(x)]
-        adds = [
-            y
+        adds = {
+            y.id: y.runs
             for x in moved
             for y in self._axes.uses(x)
             if y.op == "add" and self._trunks.get(y.id) is not value
-        ]
-        return sum(x.runs for x in adds) <= value.runs
+        }
+        return sum(adds.values()) <= value.runs
 
     def unweighted(self, node: Node) -> Node:
         """The value that learned weights multiply."""
@@ -634,7 +628,7 @@ class Branches:
             runs *= 1 if is_time else length
             loop = parent
         try:
-            ends, failure = tuple(self._ends_of_layers(trunk, end)), None
+            ends, failure = tuple(self._ends_of_layers(add, trunk, end)), None
         except Failure as reason:
             ends, failure = (), reason.node
         return Branch(
@@ -649,8 +643,13 @@ class Branches:
             self.layers(inside),
         )
 
-    def _ends_of_layers(self, start: Node, end: Node) -> list[End]:
+    def _ends_of_layers(self, add: Node, start: Node, end: Node) -> list[End]:
         """The parameters that end a branch, apart from a norm of the stream itself."""
+        if end.weight:
+            return self._used(end, add)
+        inner, _ = self.trunk(end)
+        if inner.op == "sub" and origin(inner.operands[1]) is start:
+            raise Failure(inner)  # x + a (f(x) - x)
         try:
             return self.ends(end)
         except Failure:
@@ -661,7 +660,7 @@ class Branches:
                 if before and not self._kernels(before):
                     return [
                         dataclasses.replace(e, factor=e.factor * factor)
-                        for e in self._ends_of_layers(start, other)
+                        for e in self._ends_of_layers(add, start, other)
                     ]
             raise
 

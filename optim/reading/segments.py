@@ -174,10 +174,10 @@ def _numbered(
                 "jnp.einsum('...n,nlm->...lm', x, w)"
             )
             raise ValueError(
-                f"axis {axis} of {path!r}, of size {shapes[0][axis]}, holds what each "
-                f"layer reads ({line}) side by side, so that it grows with depth and "
-                "width; store it with an axis of its own for the layers, e.g. w of "
-                f"shape {remedy}"
+                f"axis {axis} of {path!r}, of size {shapes[0][axis]}, holds side by "
+                f"side what each layer or group reads ({line}), so that it grows with "
+                "their number and their width; store it with an axis of its own for "
+                f"the layers or groups, e.g. w of shape {remedy}"
             )
         for cut, at in zip(found, edges, strict=True):
             cut[axis] = Cut(at, numbered=True)

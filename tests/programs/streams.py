@@ -491,3 +491,61 @@ def gain_of_each_layer_on_the_stream_after_two_steps(n, L):
         return unit(x) @ p["out"]
 
     return p | {"b": layers(L, u=(n, n), d=(n, n), g=(n,))}, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He", "times": "Ve"}, deep=True)
+def times_that_are_added_before_each_step_of_one_layer(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(n, n), d=(n, n), times=(L, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i in range(L):
+            x = x + p["times"][i]
+            x = x + mlp(p, x)
+        return unit(x) @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He", "times": "Ve"}, deep=True)
+def times_that_are_added_before_each_layer_of_a_scan(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, times=(L, n))
+    p |= zeros(u=(L, n, n), d=(L, n, n))
+
+    def call(p, x):
+        def layer(x, w):
+            x = x + w["times"]
+            return x + mlp(w, x), None
+
+        blocks = {name: p[name] for name in ("u", "d", "times")}
+        return unit(lax.scan(layer, x @ p["in"], blocks)[0]) @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/(u|d)": "Hb"}, deep=True)
+def streams_that_move_by_a_share_toward_the_next_value(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + (mlp(w, x) - x) / len(p["b"])
+        return unit(x) @ p["out"]
+
+    return p, X, call
+
+
+@program(UP_DOWN, deep=True)
+def unet_whose_middle_value_is_added_to_itself(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x, kept = x @ p["in"], []
+        for i, w in enumerate(p["b"]):
+            x = x if i < L // 2 else x + kept.pop()
+            x = x + mlp(w, x)
+            kept += [x] if i < L // 2 else []
+        return unit(x) @ p["out"]
+
+    return p, X, call
