@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -122,11 +123,10 @@ def model_rate(
 
 def profile(dataset: data.Dataset) -> None:
     """Print where one thread of the pipeline spends its time."""
-    iterator = dataset.train(BATCH, 0, process_index=0, process_count=1)
-    assert isinstance(iterator, data.BatchIterator)
-    batches = iterator.batches
+    rows = data.batch_indices(dataset.train_size, BATCH, 0, 20)
+    draws = np.random.default_rng(0).random((BATCH, dataset.draws))
     profiler = cProfile.Profile()
-    profiler.runcall(lambda: [batches[step] for step in range(20)])
+    profiler.runcall(lambda: [dataset.load_train(row, draws) for row in rows])
     pstats.Stats(profiler).sort_stats("tottime").print_stats(15)
 
 

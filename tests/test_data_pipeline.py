@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import json
 import subprocess
 import sys
 
@@ -205,40 +204,21 @@ def test_augmenting_changes_no_order(photos):
         assert (one["image"] != other["image"]).any()
 
 
-@pytest.mark.parametrize("steps", [0, 1, 10])
-def test_a_step_is_the_same_by_iterating_and_by_restoring(dataset, steps):
+@pytest.mark.parametrize("step", [1, 5, 10])
+def test_a_run_resumes_with_another_number_of_processes(dataset, step):
     """10 batches of 8 lie in the second epoch of the streamed dataset."""
-    iterator = dataset.train(8, 2)
-    for _ in range(steps):
-        next(iterator)
-    state = json.loads(json.dumps(iterator.get_state()))
-    fresh = dataset.train(8, 2)
-    fresh.set_state(state)
-    used = dataset.train(8, 2)
-    next(used)
-    used.set_state(state)
-    for expected, *others in zip(
-        *(take(it, 3) for it in (iterator, fresh, used)), strict=True
-    ):
-        for other in others:
-            assert_same(expected, other)
-
-
-def test_a_run_goes_on_with_another_number_of_processes(dataset):
-    """Saved by one of 2 processes in mid-epoch, restored by 4 and by 1."""
-    whole = take(dataset.train(8, 4), 8)
-    saved = dataset.train(8, 4, process_index=1, process_count=2)
-    for _ in range(5):
-        next(saved)
-    state = saved.get_state()
-    saved.close()
-    for processes in (4, 1):
-        parts = []
-        for rank in range(processes):
-            part = dataset.train(8, 4, process_index=rank, process_count=processes)
-            part.set_state(state)
-            parts.append(take(part, 3))
-        for expected, *shares in zip(whole[5:], *parts, strict=True):
+    whole = take(dataset.train(8, 4), step + 3)
+    for processes in (1, 4):
+        parts = [
+            take(
+                dataset.train(
+                    8, 4, start=step, process_index=rank, process_count=processes
+                ),
+                3,
+            )
+            for rank in range(processes)
+        ]
+        for expected, *shares in zip(whole[step:], *parts, strict=True):
             assert_same(expected, joined(shares))
 
 
@@ -256,17 +236,13 @@ def test_random_numbers_belong_to_the_place_in_the_run(n, processes, rows, seed,
     def load(indices, u):
         return {"index": indices, "u": u}
 
-    def start(rank, count):
+    def first(rank, count, start):
         hosts = pipeline.Hosts(rank, count)
         options = {"draws": 3, "hosts": hosts, "workers": pipeline.Workers(1)}
-        return pipeline.iterate(n, load, rows * processes, seed, **options)
+        return pipeline.iterate(n, load, rows * processes, seed, start=start, **options)
 
-    whole = take(start(0, 1), step + 1)[step]
-    parts = []
-    for rank in range(processes):
-        part = start(rank, processes)
-        part.set_state({"next_index": step})
-        parts.append(take(part, 1)[0])
+    whole = take(first(0, 1, 0), step + 1)[step]
+    parts = [take(first(rank, processes, step), 1)[0] for rank in range(processes)]
     assert_same(whole, joined(parts))
     assert len(np.unique(whole["u"])) == 3 * rows * processes
 
@@ -279,15 +255,14 @@ def test_worker_processes_give_the_same_batches_and_go_on(photos, tmp_path):
         "import sys\n"
         "from mupax.experiments import data\n"
         "if __name__ == '__main__':\n"
-        "    def start(workers):\n"
+        "    def start(workers, step=0):\n"
         f"        options = {{'image_size': 16, 'augment': {CHANGES}}}\n"
         "        return data.open_dataset('made_photos', sys.argv[1], workers=workers,"
-        " **options).train(8, 2)\n"
+        " **options).train(8, 2, start=step)\n"
         "    here, there = start(0), start(2)\n"
         "    expected = [next(here) for _ in range(6)]\n"
         "    found = [next(there) for _ in range(3)]\n"
-        "    later = start(1)\n"
-        "    later.set_state(there.get_state())\n"
+        "    later = start(1, 3)\n"
         "    found += [next(later) for _ in range(3)]\n"
         "    for a, b in zip(expected, found, strict=True):\n"
         "        assert (a['image'] == b['image']).all()\n"
@@ -304,10 +279,10 @@ def test_worker_processes_give_the_same_batches_and_go_on(photos, tmp_path):
     assert done.stdout == "same\n", done.stderr
 
 
-# --- Prefetching to the device.
+# --- To the device.
 
 
-def test_prefetching_changes_no_batch_and_places_them_ahead(photos):
+def test_batches_are_placed_ahead_and_end_with_the_others(photos):
     dataset = data.open_dataset("digits")
     placed = []
 
@@ -315,35 +290,15 @@ def test_prefetching_changes_no_batch_and_places_them_ahead(photos):
         placed.append(batch)
         return jax.device_put(batch)
 
-    iterator = data.Prefetched(dataset.train(8, 0), place, depth=3)
+    inner = dataset.train(8, 0)
+    batches = data.placed_ahead(inner, place, depth=3)
     for step, expected in enumerate(take(dataset.train(8, 0), 5)):
-        batch = next(iterator)
+        batch = next(batches)
         assert isinstance(batch["image"], jax.Array)
         assert_same(batch, expected)
         assert len(placed) == step + 3
-    iterator.close()
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_the_saved_state_is_that_of_what_was_consumed(photos, depth):
-    dataset = data.open_dataset("digits", augment=("rotate",))
-    iterator = data.Prefetched(dataset.train(8, 0), jax.device_put, depth)
-    assert iterator.get_state()["next_index"] == 0
-    for _ in range(4):
-        next(iterator)
-    state = iterator.get_state()
-    assert state["next_index"] == 4
-    expected = [next(iterator) for _ in range(3)]
-    other = data.Prefetched(dataset.train(8, 0), jax.device_put, depth)
-    next(other)
-    other.set_state(state)
-    assert other.get_state() == state
-    for batch in expected:
-        assert_same(next(other), batch)
-    iterator.set_state(state)
-    assert_same(next(iterator), expected[0])
-    iterator.close()
-    other.close()
+    batches.close()
+    assert list(inner) == []
 
 
 class MadeBroken(MadePhotos):
@@ -359,7 +314,7 @@ class MadeBroken(MadePhotos):
 def test_a_broken_image_is_named_and_not_passed_over(tmp_path):
     made(MadeBroken, tmp_path)
     dataset = data.open_dataset("made_broken", tmp_path, image_size=8)
-    iterator = data.Prefetched(dataset.train(20, 0), jax.device_put)
+    iterator = dataset.train(20, 0)
     with pytest.raises(UserError, match=r"Image \d+ of the split 'train' in"):
         list(itertools.islice(iterator, 3))
     iterator.close()
@@ -413,17 +368,6 @@ def test_batches_that_cannot_be_are_said_to(photos):
         digits.train(2000, 0)
     with pytest.raises(UserError, match=r"seed is -1; it must lie in 0\.\.4294967295"):
         digits.train(2, -1)
-    with pytest.raises(UserError, match=r"depth of prefetching is 0"):
-        data.Prefetched(digits.train(2, 0), jax.device_put, 0)
-
-
-def test_the_state_of_another_batch_size_or_seed_is_refused(photos):
-    digits = data.open_dataset("digits")
-    state = digits.train(8, 0).get_state()
-    with pytest.raises(UserError, match=r"batch_size 8, and this run has batch_size 4"):
-        digits.train(4, 0).set_state(state)
-    with pytest.raises(UserError, match=r"seed 0, and this run has seed 1"):
-        digits.train(8, 1).set_state(state)
 
 
 class NoLabels(tfds.core.GeneratorBasedBuilder):

@@ -9,19 +9,17 @@ from .datasets import (
     register_dataset,
 )
 from .images import normalize
-from .pipeline import BatchIterator, batch_indices
-from .prefetch import Prefetched
+from .pipeline import batch_indices, placed_ahead
 
 __all__ = [
     "REGISTERED",
-    "BatchIterator",
     "Dataset",
-    "Prefetched",
     "augment",
     "batch_indices",
     "examples_of",
     "mixing",
     "normalize",
     "open_dataset",
+    "placed_ahead",
     "register_dataset",
 ]

@@ -4,10 +4,9 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import grain
 import jax
 import numpy as np
 from jaxtyping import Array
@@ -18,7 +17,7 @@ from mupax.zoo.addresses import public
 from .. import memory
 from ..errors import UserError
 from . import images
-from .pipeline import Hosts, Load, Workers, iterate, run_through
+from .pipeline import Batches, Hosts, Load, Workers, iterate, run_through
 
 Batch = dict[str, np.ndarray]
 
@@ -111,17 +110,16 @@ class Dataset:
         batch_size: int,
         seed: int,
         *,
+        start: int = 0,
         process_index: int | None = None,
         process_count: int | None = None,
-    ) -> grain.DatasetIterator[Batch]:
+    ) -> Batches:
         """Endless training batches: this process's contiguous rows.
-
-        The state of the iterator (get_state, set_state) counts batches of the whole
-        run. It may be restored with another number of processes.
 
         Args:
           batch_size: examples per step, over all processes.
           seed: of order and augmentation, 0 <= seed < 2**32.
+          start: number of the first batch, e.g. the step that a run resumes from.
           process_index: by default jax.process_index().
           process_count: by default jax.process_count().
         """
@@ -135,6 +133,7 @@ class Dataset:
             draws=self.draws,
             hosts=Hosts.of(process_index, process_count),
             workers=self.workers,
+            start=start,
         )
 
     def test(
@@ -143,7 +142,7 @@ class Dataset:
         *,
         process_index: int | None = None,
         process_count: int | None = None,
-    ) -> Iterator[Batch]:
+    ) -> Batches:
         """Every test example once. The last batch is padded.
 
         Batches are those of `train` with a key "counts", float32 (rows,): 1 for an

@@ -1,9 +1,11 @@
 """The order of the examples, and batches that Grain prepares in advance."""
 
+import collections
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 import grain
 import jax
@@ -20,6 +22,10 @@ Load = Callable[
     [Int64[np.ndarray, " batch"], Float[np.ndarray, "batch draws"]],
     dict[str, np.ndarray],
 ]
+
+#: Batches, which are prepared in advance until they are closed.
+Batches = Generator[dict[str, np.ndarray], None, None]
+Placed = TypeVar("Placed")
 
 # Smaller datasets are shuffled with a table per epoch, which is faster than Grain's
 # shuffle.
@@ -84,58 +90,6 @@ class Workers:
         )
 
 
-class BatchIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
-    """Endless batches. The state counts batches of the whole run.
-
-    The state may be restored with another number of processes, threads or workers, but
-    needs the same batch size and seed.
-
-    Args:
-      batches: computes every batch from its number.
-      workers: prepare the batches.
-      identity: batch size and seed, which are saved with the state.
-    """
-
-    def __init__(
-        self, batches: grain.MapDataset, workers: Workers, identity: dict[str, int]
-    ):
-        super().__init__()
-        self.batches = batches
-        self._workers = workers
-        self._identity = identity
-        self._next = 0
-        self._running: grain.DatasetIterator | None = None
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        if self._running is None:
-            self._running = iter(self._workers.run(self.batches[self._next :]))
-        batch = next(self._running)
-        self._next += 1
-        return batch
-
-    def get_state(self) -> dict[str, Any]:
-        """The state, as ints."""
-        return {"next_index": self._next, **self._identity}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state; UserError if it has another batch size or seed."""
-        for name, value in self._identity.items():
-            if state.get(name, value) != value:
-                raise UserError(
-                    f"The order of the examples was saved with {name} {state[name]}, "
-                    f"and this run has {name} {value}; resume with {state[name]}, or "
-                    "start in another workdir."
-                )
-        self.close()
-        self._next = int(state["next_index"])
-
-    def close(self) -> None:
-        """End threads and processes, and drop prepared batches."""
-        if self._running is not None:
-            self._running.close()
-            self._running = None
-
-
 def iterate(
     n: int,
     load: Load,
@@ -145,11 +99,13 @@ def iterate(
     draws: int = 0,
     hosts: Hosts,
     workers: Workers,
-) -> BatchIterator:
+    start: int = 0,
+) -> Batches:
     """Endless batches of this process's rows, shuffled anew for each epoch.
 
     The last examples of an epoch share a batch with the first of the next, so that no
-    example is dropped.
+    example is dropped. Each batch follows from its number, so that a run resumes with
+    another number of processes, threads or workers.
 
     Args:
       n: number of examples.
@@ -160,6 +116,7 @@ def iterate(
         on the seed and on the example's place in the run.
       hosts: this process.
       workers: prepare the batches.
+      start: number of the first batch.
     """
     if not 0 <= seed < 2**32:
         raise UserError(f"seed is {seed}; it must lie in 0..{2**32 - 1}.")
@@ -169,12 +126,12 @@ def iterate(
     # Whole batches are loaded at once: single examples take longer.
     parts = order.batch(hosts.share(batch_size), drop_remainder=True)
     own_parts = parts[hosts.index :: hosts.count].map(functools.partial(_loaded, load))
-    return BatchIterator(own_parts, workers, {"batch_size": batch_size, "seed": seed})
+    return _running(workers, own_parts[start:])
 
 
 def run_through(
     n: int, load: Load, batch_size: int, *, hosts: Hosts, workers: Workers
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Batches:
     """Every example once, in order, as this process's rows.
 
     All batches have one shape: the last one is padded with the last example. Their key
@@ -188,15 +145,34 @@ def run_through(
         return {**batch, "counts": (rows < n).astype(np.float32)}
 
     parts = grain.MapDataset.range(-(-n // batch_size)).map(part)
-    return _closing(iter(workers.run(parts)))
+    return _running(workers, parts)
 
 
-def _closing(iterator: grain.DatasetIterator) -> Iterator[dict[str, np.ndarray]]:
-    """An iterator that ends its threads at its end, or when it is closed."""
+def _running(workers: Workers, batches: grain.MapDataset) -> Batches:
+    """The batches; their threads end with them, or when this is closed."""
+    iterator = iter(workers.run(batches))
     try:
         yield from iterator
     finally:
         iterator.close()
+
+
+def placed_ahead(
+    batches: Batches, place: Callable[[dict[str, np.ndarray]], Placed], depth: int = 2
+) -> Generator[Placed, None, None]:
+    """Copy batches to the device while it computes.
+
+    Args:
+      batches: on the host; closed together with the result.
+      place: copies a batch to the device without waiting, e.g. jax.device_put.
+      depth: number of batches on the device, including the next one.
+    """
+    ready: collections.deque[Placed] = collections.deque()
+    with contextlib.closing(batches):
+        for batch in batches:
+            ready.append(place(batch))
+            if len(ready) == depth:
+                yield ready.popleft()
 
 
 @functools.lru_cache(maxsize=64)

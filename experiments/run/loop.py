@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from mupax import zoo
 
 from ..checks import whole
-from ..data import Dataset, Prefetched
+from ..data import Dataset, placed_ahead
 from ..errors import Diverged, Stopped, UserError
 from . import bucket, collectives
 from . import workdir as workdirs
@@ -94,7 +94,7 @@ class TrainResult:
 
 @dataclasses.dataclass
 class _Progress:
-    """The part of a checkpoint that is neither arrays nor the order of examples."""
+    """The part of a checkpoint that is not arrays."""
 
     losses: list[float] = dataclasses.field(default_factory=list)  # since the last log
     seconds: float = 0.0
@@ -157,13 +157,9 @@ def train(
         else:
             state = program.init_on_mesh(create)
 
-        # ----- Resume: arrays, order of the examples and history of one checkpoint.
+        # ----- Resume: arrays and history of one checkpoint, then the examples.
         index, count = batch_share(options.batch_size, program.mesh)
         sharding = zoo.batch_sharding(program.mesh)
-        batches = dataset.train(
-            options.batch_size, options.seed, process_index=index, process_count=count
-        )
-        feed = Prefetched(batches, lambda batch: place_batch(batch, sharding))
         progress = _Progress()
         done, resumed_from = 0, None
         with open_checkpoints(
@@ -174,8 +170,7 @@ def train(
         ) as checkpoints:
             if restored := checkpoints.restore(like=state):
                 state = restored.state
-                feed.set_state(restored.progress["examples"])
-                progress = _Progress(**restored.progress["progress"])
+                progress = _Progress(**restored.progress)
                 done = resumed_from = restored.step
                 logging.info("Resuming from step %d in %s.", done, workdir)
             first = jax.process_index() == 0
@@ -186,6 +181,14 @@ def train(
                 records = Records(workdir, done, known=known)
             if resumed_from and on_step and (curve := curve_of(records.lines)):
                 on_step(resumed_from, curve[-1][1], {})
+            batches = dataset.train(
+                options.batch_size,
+                options.seed,
+                start=done,
+                process_index=index,
+                process_count=count,
+            )
+            feed = placed_ahead(batches, lambda batch: place_batch(batch, sharding))
             loop = _Loop(
                 program=program,
                 dataset=dataset,
@@ -249,7 +252,7 @@ class _Loop:
     program: Program
     dataset: Dataset
     options: LoopOptions
-    feed: Prefetched[Batch]
+    feed: Iterator[Batch]
     checkpoints: Checkpoints
     records: Records
     progress: _Progress
@@ -344,10 +347,7 @@ class _Loop:
     def _save(self, step: int, state: State, score: float | None) -> None:
         self.progress.seconds = time.perf_counter() - self.clock
         self.records.sync()
-        progress = {
-            "examples": self.feed.get_state(),
-            "progress": dataclasses.asdict(self.progress),
-        }
+        progress = dataclasses.asdict(self.progress)
         self.checkpoints.save(step, state, progress, score)
 
     def _diverged(self, step: int, value: float) -> None:
