@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from ..rules.roles import ParamScale, Place
-from ..scales.paths import flatten, map_with_paths
+from ..scales.paths import flatten, map_with_paths, nested
 from ..scales.probe import Mode, at_start, mode, running
 from ..scales.table import Scales
 
@@ -101,14 +101,7 @@ def _plain(tree: Any, scales: Scales) -> Any:
     # By name, so that `optim` does not import Flax.
     if not any(kind.__name__ == "State" for kind in type(tree).__mro__):
         return tree
-    found: dict[str, Any] = {}
-    for path, leaf in (*((path, None) for path in scales), *flatten(tree)):
-        *folders, name = path.split("/")
-        inner = found
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[name] = leaf
-    return found
+    return nested(dict.fromkeys(scales) | dict(flatten(tree)))
 
 
 def _joined(like: Any, tree: Any, scales: Scales) -> Any:

@@ -21,7 +21,7 @@ from ..apply.transforms import resolve
 from ..rules.multipliers import multipliers
 from ..rules.roles import ParamScale
 from ..rules.traced import Traced
-from ..scales.paths import flatten
+from ..scales.paths import flatten, nested
 from ..scales.probe import mode
 from ..scales.table import Scales
 from .judging import Checked, judge
@@ -30,7 +30,6 @@ from .probing import (
     Probe,
     Unchecked,
     acting,
-    nested,
     probe_shapes,
     traced,
 )
@@ -142,7 +141,8 @@ add scale_by_parametrization after the transform that makes the update
         raise ValueError(
             f"tx is a {type(tx).__name__}; pass an optax.GradientTransformation"
         )
-    tree = nested(scales) if params is None else params
+    # Nested, so that masks find names of parameters.
+    tree = nested(dict.fromkeys(scales, 0.0)) if params is None else params
     held = [scales[path] for path, _ in flatten(tree) if path in scales]
     fused = {s.path: s for s in held if s.segments and point.scaled}
     parts: dict[str, ParamScale] = {}

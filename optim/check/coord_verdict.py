@@ -379,7 +379,7 @@ def _fit_layers(
     diverged = [not np.all(np.isfinite(change)) for change in layers.values()]
     columns = slopes, errors, steady, heads, tails, lowest, moves, diverged
     each = zip(layers, zip(*columns, strict=True), strict=True)
-    return {name: Fit(*values, freedom=freedom) for name, values in each}
+    return {name: Fit._make((*values, freedom)) for name, values in each}
 
 
 def _log(change: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ the target.
 import dataclasses
 import fractions
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -301,29 +301,6 @@ def _fast() -> dict[str, Any]:
     """Compiler options for fast compilation, which takes longer than running."""
     on_cpu = jax.default_backend() == "cpu"
     return {"xla_backend_optimization_level": 0} if on_cpu else {}
-
-
-def nested(paths: Collection[str]) -> dict[str, Any]:
-    """Nested dictionaries with these paths, so that masks find names of parameters.
-
-    They are flat if a path leads on from another.
-
-    Examples:
-      >>> nested(["a/b", "c"]), nested(["a", "a/b"])
-      ({'a': {'b': 0.0}, 'c': 0.0}, {'a': 0.0, 'a/b': 0.0})
-    """
-    tree: dict[str, Any] = {}
-    for path in paths:
-        *folders, name = path.split("/")
-        inner = tree
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-            if not isinstance(inner, dict):
-                return dict.fromkeys(paths, 0.0)
-        if name in inner:
-            return dict.fromkeys(paths, 0.0)
-        inner[name] = 0.0
-    return tree
 
 
 def rms(array: np.ndarray) -> float:

@@ -266,9 +266,10 @@ def multipliers(
     )
     if len(each) == 1:
         return next(iter(each.values()))
-    *columns, _ = zip(*(vars(row).values() for row in each.values()), strict=True)
-    numbers = (joined(scale, column) for column in columns)
-    return Multipliers(*numbers, family=family_of(optimizer))
+    rows = [vars(row) for row in each.values()]
+    keys = rows[0].keys() - {"family"}
+    numbers = {key: joined(scale, [row[key] for row in rows]) for key in keys}
+    return Multipliers(**numbers, family=family_of(optimizer))
 
 
 def of_parts(

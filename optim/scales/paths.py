@@ -70,6 +70,27 @@ def map_with_paths(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return jax.tree.map(lambda *leaves: function(next(paths), *leaves), tree, *rest)
 
 
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries with leaves by path; flat if a path leads on from another.
+
+    Examples:
+      >>> nested({"a/b": 1, "c": 2}), nested({"a": 1, "a/b": 2})
+      ({'a': {'b': 1}, 'c': 2}, {'a': 1, 'a/b': 2})
+    """
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *folders, name = path.split("/")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+            if not isinstance(inner, dict):
+                return dict(leaves)
+        if name in inner:
+            return dict(leaves)
+        inner[name] = leaf
+    return tree
+
+
 def trainable(tree: Any) -> Any:
     """The `"params"` collection of Linen variables; any other tree unchanged."""
     return tree[_LINEN_PARAMS] if _prefix(tree) else tree
