@@ -19,7 +19,6 @@ from test_report import Reader, trained
 
 from mupax.experiments import cli
 from mupax.experiments.report import (
-    heatmap_figure,
     print_verdicts,
     sentences,
 )
@@ -254,22 +253,13 @@ def test_the_page_is_self_contained_and_holds_the_table():
 
 def test_every_figure_is_there_with_words_for_who_cannot_see_it():
     reader = Reader(whole_page())
-    pair = "learning_rate-branch_multiplier"
+    names = ("learning_rate", "branch_multiplier")
     assert reader.ids == [
-        *(f"{n}-{a}" for n in pair.split("-") for a in ("depth", "width")),
-        *(f"{pair}-{axis}" for axis in ("depth", "width")),
+        *(f"{name}-{axis}" for name in names for axis in ("depth", "width")),
         "settings",
     ]
-    assert len(reader.alts) == 6
+    assert len(reader.alts) == 4
     assert all(len(alt) > 40 for alt in reader.alts)
-
-
-def test_the_heatmaps_finding_names_the_best_pair():
-    data = swept(populations(shapes=FEW, pair=True))
-    pair = ("learning_rate", "branch_multiplier")
-    assert heatmap_figure.pairs(data) == [pair]
-    title = heatmap_figure.title(data, pair, "depth")
-    assert re.match(r"With Depth-μP, the best learning rate and branch mul", title)
 
 
 TOY = "tests/toy_config.py"

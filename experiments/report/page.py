@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ..errors import UserError
 from ..sweep import grids
 from ..sweep.verdict import listed
-from . import heatmap_figure, sentences
+from . import sentences
 from .data import Axis, SweepData
 from .style import DPI, render, styled
 from .sweep_figure import sweep_figure
@@ -49,10 +49,7 @@ def report_page(data: SweepData, dpi: int = DPI) -> str:
       data: results of a sweep or transfer.
       dpi: dots per inch of the pictures; fewer are drawn faster.
     """
-    sections = [
-        *(_loss(data, name, axis) for name in data.names for axis in data.axes),
-        *_heatmaps(data),
-    ]
+    sections = [_loss(data, name, axis) for name in data.names for axis in data.axes]
     draws = {section.id: section.draw for section in sections}
     if has_result(data):
         draws["result"] = functools.partial(result_figure, data)
@@ -129,27 +126,6 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
         "seed diverged. The bar below the stars spans the best values."
         f"{rates if name == _RATE else ''}",
     )
-
-
-def _heatmaps(data: SweepData) -> list[Section]:
-    """Loss over pairs of hyperparameters."""
-    sections = []
-    for pair in heatmap_figure.pairs(data):
-        for axis in data.axes:
-            title = heatmap_figure.title(data, pair, axis)
-            section = Section(
-                id=f"{pair[0]}-{pair[1]}-{axis}",
-                over=" × ".join(map(grids.noun, pair)),
-                held=f"over {axis}, at {data.held(axis)}",
-                title=title,
-                draw=functools.partial(heatmap_figure.heatmap_figure, data, pair, axis),
-                alt=f"{title}. Loss over both, a panel for each {axis}.",
-                caption="Dark colours are low losses. In a slanted valley, one "
-                "hyperparameter can compensate for a change of the other. "
-                + heatmap_figure.caption(data),
-            )
-            sections.append(section)
-    return sections
 
 
 # ----- Files, durations and settings as the template shows them.

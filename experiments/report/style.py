@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-INK, MUTED, GRID, LANE = "#16181d", "#5a6170", "#e4e7ec", "#f3f4f7"
+INK, MUTED, GRID = "#16181d", "#5a6170", "#e4e7ec"
 DPI = 200
 WIDTH = 10.4  # of a picture, in inches
 COLUMNS = 3  # panels side by side
