@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from goldens import EFFICIENTNET, golden, repository, run, write
+from goldens import EFFICIENTNET, drawn, golden, repository, run, write
 
 from mupax import optim, zoo
 from mupax.zoo.registry import abstract
@@ -97,11 +97,11 @@ def test_blocks_that_change_their_shape_stand_outside_of_branches():
 
 def test_images_that_the_stages_shrink_to_nothing_are_an_error():
     """Their mean would be NaN."""
-    small = {"width": 4, "out_features": 2, "rngs": nnx.Rngs(0)}
-    model = zoo.create("convnext_tiny", blocks=(1, 1, 1, 1), **small)
+    small = {"width": 4, "out_features": 2, "blocks": (1, 1, 1, 1)}
+    model = drawn(abstract("convnext_tiny", **small))
     with pytest.raises(ValueError, match="images of 28 x 28 pixels are too small"):
-        model(jnp.ones((1, 28, 28, 3)))
-    assert jnp.isfinite(model(jnp.ones((1, 32, 32, 3)))).all()
+        run(model, jnp.ones((1, 28, 28, 3)))
+    assert jnp.isfinite(run(model, jnp.ones((1, 32, 32, 3)))).all()
 
 
 def test_squeeze_and_excitation_takes_the_nonlinearity_of_its_block():

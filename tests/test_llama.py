@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
-from goldens import TOLERANCE, apart, golden, repository, write
+from goldens import TOLERANCE, apart, golden, repository, run, write
 
 from mupax import optim, zoo
 from mupax.zoo.families.llama import LLAMA_3
@@ -31,7 +31,7 @@ def test_weights_in_bfloat16_are_read(tmp_path):
     safetensors.numpy.save_file(half, tmp_path / "model.safetensors")
     model = zoo.load_pretrained(tmp_path)
     assert model.embedding.dtype == jnp.float32
-    assert apart(model(jnp.asarray(data["tokens"])), data["logits"]) < 0.1
+    assert apart(run(model, data["tokens"]), data["logits"]) < 0.1
 
 
 def changed(folder, kind, change, **config):

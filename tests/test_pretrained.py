@@ -9,7 +9,6 @@ import goldens
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from goldens import VIT, golden, write
 
 from mupax import zoo
@@ -41,7 +40,7 @@ def test_buffers_are_left_on_purpose_and_nothing_else_is(tmp_path):
 @pytest.mark.parametrize("fault", ["missing", "shape", "deeper"])
 def test_what_does_not_fit_is_named_and_the_model_left_untouched(fault):
     options = {**VIT, "depth": 3} if fault == "deeper" else VIT
-    model = zoo.create("vit", **options, rngs=nnx.Rngs(0))
+    model = goldens.drawn(abstract("vit", **options))
     before = {k: np.asarray(v) for k, v in saving.arrays_of(model).items()}
     weights = golden("vit_token")[0]
     key = "blocks.1.mlp.fc2.weight"
@@ -297,7 +296,8 @@ def test_positions_are_interpolated_only_if_a_size_is_asked_for(tmp_path):
     for each in (model, larger):
         each.eval()
     # The model of the file's own size interpolates when it is called.
-    np.testing.assert_allclose(model(images), larger(images), rtol=1e-4, atol=1e-5)
+    found = (goldens.run(each, images) for each in (model, larger))
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
     other = goldens.abstract("vit_token", input_shape=(64, 64, 3))
     with pytest.raises(ValueError, match=r"32x32 pixels.*64x64.*pass input_shape"):
         foreign.match(other, golden("vit_token")[0])
