@@ -276,12 +276,15 @@ class Comparison:
                 found.append(path)
         return found
 
+    def _names(self, model: _Model, branch: Branch) -> frozenset[str]:
+        return frozenset(map(self._opened, self._paths(model, branch)))
+
     def _groups(self, model: _Model) -> dict[tuple[frozenset[str], bool], list[Branch]]:
         """Branches by their parameters, and by whether they hold other branches."""
         groups: dict[tuple[frozenset[str], bool], list[Branch]] = {}
         every = model.branches.all
         for branch in every:
-            names = frozenset(map(self._opened, self._paths(model, branch)))
+            names = self._names(model, branch)
             holds = any(x.add.id in branch.inside for x in every if x is not branch)
             groups.setdefault((names, holds), []).append(branch)
         return groups
@@ -315,6 +318,7 @@ class Comparison:
             self._outermost([b for k in kept for b in groups.get(k, [])])
             for groups in (small, large)
         ]
+        chosen = self._deep_streams(*chosen)
         before, after = (sum(b.runs for b in each) for each in chosen)
         if not before:
             raise ValueError(
@@ -333,6 +337,49 @@ class Comparison:
                 "the same code"
             )
         return sorted(chosen[1], key=place), after / before
+
+    def _deep_streams(
+        self, small: list[Branch], large: list[Branch]
+    ) -> list[list[Branch]]:
+        """The branches of both models that are added to streams which get deeper.
+
+        A stream is that of a chain of branches: a decoder reads the encoder's within
+        its branches, and has its own.
+
+        Raises:
+          ValueError: streams get deeper by different factors.
+        """
+        each = [
+            [(self._names(model, b), b) for b in branches]
+            for model, branches in ((self.small, small), (self.large, large))
+        ]
+        names_at = {b.add.id: names for names, b in each[1]}
+        streams: dict[frozenset[str], set[frozenset[str]]] = {}
+        for names, b in each[1]:
+            chain = reach([b.trunk], lambda x: () if x.id in names_at else earlier(x))
+            linked = {names, *(names_at[x.id] for x in chain if x.id in names_at)}
+            linked |= set().union(*(streams.get(x, ()) for x in linked))
+            streams |= dict.fromkeys(linked, linked)
+        deeper: dict[float, Branch] = {}
+        kept: set[frozenset[str]] = set()
+        for names, b in each[1]:
+            before, after = (
+                sum(b.runs for own, b in found if own in streams[names])
+                for found in each
+            )
+            if before != after:
+                kept.add(names)
+                deeper.setdefault(after / before if before else math.inf, b)
+        if len(deeper) > 1:
+            (one, b), (other, c), *_ = deeper.items()
+            raise ValueError(
+                f"the stream of the {b.label} gets {one:g} times as deep, and that of "
+                f"the {c.label} {other:g} times, so that they need different "
+                "multipliers; build a base whose depths have the same ratio to the "
+                "target's, or are the same"
+            )
+        gone = {n for n, _ in each[0]} - streams.keys()  # only in the base
+        return [[b for names, b in x if names in kept | gone] for x in each]
 
     def _added(self, counted: list[Branch]) -> tuple[list[Branch], float]:
         """The target's terms of sums whose number grows, and the ratio of numbers.
@@ -428,7 +475,10 @@ class Comparison:
         grow = sum(b.add.runs for b in after) != sum(b.add.runs for b in before)
         every = *counted, *(after if grow else ())
         inside = {p for b in every for p in self._paths(self.large, b)}
-        small = self._outermost(self.small.branches.all)
+        names = {self._names(self.large, b) for b in counted}
+        small = self._outermost(
+            [b for b in self.small.branches.all if self._names(self.small, b) in names]
+        )
         for path in self._leaves:
             if path not in inside:
                 now = self._fed(self.large, path, counted)
@@ -565,8 +615,7 @@ class Comparison:
 
     def _likeness(self, model: _Model, branch: Branch) -> tuple[Any, ...]:
         """What a branch has in common with those of other layers."""
-        names = frozenset(map(self._opened, self._paths(model, branch)))
-        return branch.add.spot, names
+        return branch.add.spot, self._names(model, branch)
 
     def _ends(self, branch: Branch) -> set[str]:
         return {self.large.path(end) for end in branch.ends}

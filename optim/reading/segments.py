@@ -97,10 +97,10 @@ def segmented(
         # Blocks of the base beside the first of their kind.
         opened, paired = pairings[i].opened, set(twins[i].values())
         kinds = {n: (opened(n), x.shape) for n, x in reading.leaves.items()}
-        like = {kinds[name]: cut for name, cut in keep.items()}
         for name in kinds.keys() - paired:
-            if kinds[name] in like:
-                keep[name] = like[kinds[name]]
+            alike = [n for n in paired if n and kinds[n] == kinds[name]]
+            if alike and (first := min(alike, key=_apart(name))) in keep:
+                keep[name] = keep[first]
     readings = [
         _cut(r, k) if k or _joins_kernels(r) else r
         for r, k in zip((large, *others), kept, strict=True)
@@ -108,6 +108,17 @@ def segmented(
     small = {p: (twins[0][p], kept[1].get(twins[0][p] or "", {})) for p in kept[0]}
     parts = Parts(large.leaves, others[0].leaves, kept[0], small)
     return readings[0], readings[1:], parts
+
+
+def _apart(path: str) -> Callable[[str], tuple[int, str]]:
+    """How many components of another path differ from those of a path."""
+    own = path.split("/")
+
+    def apart(other: str) -> tuple[int, str]:
+        pairs = zip(own, other.split("/"), strict=True)
+        return sum(a != b for a, b in pairs), other
+
+    return apart
 
 
 def _agreed(each: Sequence[Ways]) -> list[ByAxis]:

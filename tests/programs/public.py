@@ -76,3 +76,94 @@ def tied_table_times_the_root_of_the_width(n, remedy=False):
         return norm(x) @ p["e"].T * ((8 / n) ** 0.5 if remedy else 1.0)
 
     return p, T, call
+
+
+def tower(n, L, **more):
+    square = dict.fromkeys(("u", "d", "c"), (n, n))
+    return zeros(e=(7, n), **more) | {"b": layers(L, **square)}
+
+
+def climb(p, x, read):
+    x = p["e"][x]
+    for w in p["b"]:
+        x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+        x = x + read(norm(x)) @ w["c"]
+    return norm(x)
+
+
+DEEP = {r"\w/b/\d/u": "Hb", r"\w/b/\d/[dc]": "He"}
+FIXED = {"f/e": "I", r"f/b/\d/[udc]": "H"}  # two layers at every depth
+
+
+@program({"a/e": "I", "[af]/o": "O", **FIXED, **{f"(?!f){k}": v for k, v in DEEP.items()}}, deep=True)  # fmt: skip
+def a_tower_of_growing_depth_beside_one_of_two_layers(n, L):
+    p = {"a": tower(n, L, o=(n, 4)), "f": tower(n, 2, o=(n, 4))}
+
+    def call(p, x, y):
+        one, other = (climb(p[k], z, lambda h: h) for k, z in (("a", x), ("f", y)))
+        return (one @ p["a"]["o"]).mean(1) @ (other @ p["f"]["o"]).mean(1).T
+
+    return p, (*T, *T), call
+
+
+@program({"a/e": "I", "o": "O", **FIXED, **{f"(?!f){k}": v for k, v in DEEP.items()}}, deep=True)  # fmt: skip
+def a_decoder_of_growing_depth_that_reads_an_encoder_of_two_layers(n, L):
+    p = {"a": tower(n, L), "f": tower(n, 2), "o": jnp.zeros((n, 4))}
+
+    def call(p, x, y):
+        memory = climb(p["f"], x, lambda h: h)
+
+        def read(h):
+            return jax.nn.softmax(h @ memory.swapaxes(1, 2) / n) @ memory
+
+        return climb(p["a"], y, read) @ p["o"]
+
+    return p, (*T, *T), call
+
+
+@program({r"\w/e": "I", r"\w/o": "O", **DEEP}, deep=True, asks="different multipliers; build a base whose depths have the same ratio")  # fmt: skip
+def towers_whose_depths_grow_by_different_factors(n, L, remedy=False):
+    p = {k: tower(n, m, o=(n, 4)) for k, m in (("a", L), ("f", L if remedy else L // 2 + 1))}  # fmt: skip
+
+    def call(p, x, y):
+        one, other = (climb(p[k], z, lambda h: h) for k, z in (("a", x), ("f", y)))
+        return (one @ p["a"]["o"]).mean(1) @ (other @ p["f"]["o"]).mean(1).T
+
+    return p, (*T, *T), call
+
+
+# Numbers within a block are no lists: of two kernels only `dense_1` is split.
+@program(
+    {
+        **ENDS,
+        r"blocks_\d+/att/dense_[01]/w": "Hb",
+        r"blocks_\d+/att/dense_[01]/b": "Vb",
+        r"blocks_\d+/att/dense_2/w": "He",
+        r"blocks_\d+/att/dense_2/b": "Ve",
+        "down": "H",
+    },
+    deep=True,
+)
+def stages_of_numbered_layers_in_one_list(n, L):
+    def dense(*shape):
+        return {"w": jnp.zeros(shape), "b": jnp.zeros(shape[-1])}
+
+    p = zeros(**{"in": (7, n), "down": (n, 2 * n), "out": (2 * n, 3)})
+    for i, m in enumerate([n] * L + [2 * n] * L):
+        kernels = dense(m, m), dense(m, 2 * m), dense(m, m)
+        p[f"blocks_{i}"] = {"att": {f"dense_{k}": x for k, x in enumerate(kernels)}}
+
+    def apply(w, x):
+        return x @ w["w"] + w["b"]
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i in range(2 * L):
+            x = x @ p["down"] if i == L else x
+            w, y = p[f"blocks_{i}"]["att"], norm(x)
+            k, v = jnp.split(apply(w["dense_1"], y), 2, -1)
+            s = apply(w["dense_0"], y) @ k.swapaxes(1, 2) / x.shape[-1]
+            x = x + apply(w["dense_2"], jax.nn.softmax(s) @ v)
+        return norm(x) @ p["out"]
+
+    return p, X, call
