@@ -167,3 +167,30 @@ def stages_of_numbered_layers_in_one_list(n, L):
         return norm(x) @ p["out"]
 
     return p, X, call
+
+
+@program(
+    {
+        **ENDS,
+        r"b/\d/(g|s|one)": "Vb",
+        r"b/\d/(q|p|u|d)": "Hb",
+        r"b/\d/(two|three)": "Ve",
+    },
+    deep=True,
+)
+def gains_after_a_residual_module_within_each_branch(n, L):
+    p = zeros(**{"in": (7, n), "out": (n, 3)})
+    square = dict.fromkeys(("p", "q", "u", "d"), (n, n))
+    gains = dict.fromkeys(("g", "s", "one", "two", "three"), (n,))
+    p["b"] = layers(L, **square, **gains)
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x) * w["g"] + w["s"]
+            y = y + w["one"] * (jax.nn.gelu(y @ w["p"]) @ w["q"])
+            x = x + w["two"] * y
+            x = x + w["three"] * (jax.nn.relu(norm(x) @ w["u"]) @ w["d"])
+        return norm(x) @ p["out"]
+
+    return p, X, call
