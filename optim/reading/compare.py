@@ -908,7 +908,7 @@ class Comparison:
         Returns:
           Ids of the sums that have the right size now.
         """
-        for side in of.sides:
+        for side in self.large.sums.queries_first(of):
             paths = self._params(side)
             same = [(s, w) for s, w, _ in lacking if paths & self._all_params(s)]
             alike = all(_alike(w, wanted) for _, w in same)

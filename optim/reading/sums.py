@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from .axes import Axes, is_identity
 from .branches import Branches
 from .degrees import constant_that_matters
-from .links import PRODUCTS
+from .links import PRODUCTS, index_of
 from .program import MOVES, Node, Program
 
 
@@ -51,6 +51,27 @@ class Sums:
         if any(self._matters(x) is None for x in (self._total(of.node), *of.sides)):
             return None
         return result
+
+    def queries_first(self, of: Sum) -> tuple[Node, ...]:
+        """The factors; that whose entries a softmax sums over last, i.e. the keys."""
+        if of.node.op != "dot_general":
+            return of.sides
+        contracted, _ = of.node.params["dimension_numbers"]
+        keys = len(of.node.operands[0].shape) - len(contracted[0])  # first of the 2nd's
+        reached = [(of.node, axis, axis) for axis in range(len(of.node.shape))]
+        seen: set[tuple[int, int]] = set()
+        while reached:
+            node, axis, own = reached.pop()
+            if (node.id, axis) in seen:
+                continue
+            seen.add((node.id, axis))
+            for user in self._axes.uses(node):
+                if user.op == "reduce_max" and axis in user.params["axes"]:
+                    return of.sides if own >= keys else of.sides[::-1]
+                index = index_of(user, user.operands.index(node), axis)
+                if user.op not in PRODUCTS and index and index.out is not None:
+                    reached.append((user, index.out, own))
+        return of.sides
 
     def later(self, of: Sum, node: Node) -> float:
         """The constants of a sum that stand after a value which is computed from it."""

@@ -194,3 +194,22 @@ def gains_after_a_residual_module_within_each_branch(n, L):
         return norm(x) @ p["out"]
 
     return p, X, call
+
+
+# `jnp.einsum` gives the keys to `dot_general` first.
+@program({**ENDS, "q|k|v|o": "H"}, carries={"q": 0.5})
+def queries_by_an_einsum_that_takes_the_keys_first(n):
+    square = dict.fromkeys(("q", "k", "v", "o"), (n, n))
+    p = zeros(**{"in": (7, n), "out": (n, 3), **square})
+    p |= {"k": jnp.zeros((n, n // 2)), "v": jnp.zeros((n, n // 2))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        q = (x @ p["q"]).reshape(2, 6, 2, 2, n // 4)
+        k, v = ((x @ p[c]).reshape(2, 6, 2, n // 4) for c in "kv")
+        s = jnp.einsum("btkgd,bskd->bkgts", q, k) * (n // 4) ** -0.5
+        s = jnp.where(jnp.tril(jnp.ones((6, 6), bool)), s, -1e9)
+        y = jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(s), v)
+        return jax.nn.relu(y.reshape(x.shape) @ p["o"]) @ p["out"]
+
+    return p, X, call
