@@ -655,6 +655,14 @@ def test_a_stream_after_a_branch_without_a_last_kernel_is_no_readout():
     assert "learning rates are not scaled" in hint
 
 
+def test_a_readout_that_starts_too_large_is_named_where_a_slope_is_not_ok():
+    facts = Facts({"head": np.ones(3)}, {"head": (Layer("m.py:9", size=4),) * 3})
+    first, *_ = named({"head": 0.5}, facts={"width": facts}).hints
+    start = "head (m.py:9) starts as width^+0.00, where width^-0.50 is right"
+    assert first.startswith(start)
+    assert named({"head": 0.0}, facts={"width": facts}).hints == []
+
+
 def test_what_is_ok_gets_no_hint():
     assert named({"hidden": 0.0, "readout": 0.01}).hints == []
 
