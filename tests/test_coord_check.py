@@ -202,7 +202,7 @@ NAMES = {"linen": "{}_*", "haiku": "{}_*", "equinox": "blocks/*/{}", "plain": "{
 def test_models_of_every_library_are_read_alike(library):
     build, forward = LIBRARIES[library]
     check = optim.coord_check(
-        build, optax.sgd(0.01), forward, X, depths=(4, 5), steps=1, seeds=2
+        build, optax.sgd(0.01), forward, X, depths=(4, 8), steps=1, seeds=2
     )
     inner = [NAMES[library].format(name) for name in ("n", "up", "out")]
     stacked = {*inner, f"stream after {inner[-1]}"}
