@@ -234,6 +234,10 @@ class Axes:
         alone = len([axes for axes in self.labels[node.id] if axes]) == 1
         return alone and any(map(is_identity, node.operands))
 
+    def is_gain(self, kernel: Node, axis: int) -> bool:
+        """Whether each entry along an axis multiplies one value, e.g. of a diagonal."""
+        return self._of(kernel)[axis] <= self._gains.get(kernel.id, NONE)
+
     def _keep_gains(self, node: Node) -> None:
         found = NONE.union(*(self._gains.get(x.id, NONE) for x in node.operands))
         if found:

@@ -1079,7 +1079,10 @@ class Comparison:
 
     def _ratio(self, now: Node, then: Node) -> float:
         """The constant on a layer of the target, over that of the base."""
-        return self._constant(self.large, now) / self._constant(self.small, then)
+        one, other = self._constant(self.large, now), self._constant(self.small, then)
+        if not other:  # a term that is switched off
+            return 1.0 if not one else math.inf
+        return one / other
 
     @staticmethod
     def _constant(model: _Model, node: Node) -> float:

@@ -124,6 +124,8 @@ def _required(function: Any) -> list[str]:
 
 
 def _check_kind(model: Any, which: str) -> None:
+    if isinstance(model, dict):
+        return  # its attributes, if it has any, are its keys
     if hasattr(model, "params") and hasattr(model, "opt_state"):
         raise ValueError(
             f"the {which} is a {type(model).__name__}, which also has the state of an "
@@ -144,9 +146,10 @@ def _check_kind(model: Any, which: str) -> None:
 
 def read_into(model: Any, read: Leaves) -> None:
     """Read the parameters of a model into `read`."""
-    own = getattr(getattr(model, "plan", None), "parametrization", None)
-    if isinstance(own, Parametrization):
-        read.parametrization = own
+    if not isinstance(model, dict):  # an attribute of some dictionaries is a key
+        own = getattr(getattr(model, "plan", None), "parametrization", None)
+        if isinstance(own, Parametrization):
+            read.parametrization = own
     model = trainable(model)
     # Who passes a state has chosen its variables.
     chosen = has_base(model, "State")
@@ -166,7 +169,7 @@ def read_into(model: Any, read: Leaves) -> None:
                 continue
             seen.add(id(leaf))
             leaf = _content(path_string(path), leaf)
-        elif in_state or id(leaf) in plain:
+        elif in_state or id(leaf) in plain or isinstance(leaf, type):  # e.g. a dtype
             continue
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):

@@ -269,7 +269,8 @@ def _is_haiku(model: Any) -> bool:
 
 
 def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    is_type = isinstance(leaf, type)  # e.g. numpy.float32, which has both
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not is_type
 
 
 def _is_known(leaf: Any) -> bool:

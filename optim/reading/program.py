@@ -326,6 +326,14 @@ class Program:
             name, params = "integer_pow", {"y": 2}
         elif name in ("mul", "div"):
             name, operands = self._factor_last(name, operands)
+        elif name == "broadcast_in_dim" and _is_scaled(operands[0]):
+            # Means are divided before they are repeated, or after: one value.
+            operands, factor = [operands[0].operands[0]], operands[0].operands[1]
+            shape, source = params["shape"], equation.source_info
+            repeated = self._emit(
+                name, operands, shape, source, {**params, "result": 0}
+            )
+            return [self._emit("mul", [repeated, factor], shape, source, {"result": 0})]
         if name == "stack":
             return [self._stacked(equation, operands)]
         if name == "reshape" and params.get("dimensions") is not None:
@@ -701,6 +709,12 @@ class Program:
         least = min(starts, default=0)
         sources = reach([node], lambda x: [y for y in earlier(x) if y.id >= least])
         return any(x.id in starts for x in sources)
+
+
+def _is_scaled(node: Node) -> bool:
+    """Whether a node is a value, which is not known, times a known number."""
+    scaled = node.op == "mul" and node.value is None
+    return scaled and node.operands[1].value is not None
 
 
 def _known(value: Any) -> Any:

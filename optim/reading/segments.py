@@ -418,7 +418,8 @@ class _Finder:
         for node in self._program.nodes:
             for kernel, axis, data, a in _contracted(node):
                 cuts = self._joined(data, a)
-                if cuts and kernel.weight and data.data:
+                summed = kernel.weight and not self._axes.is_gain(kernel, axis)
+                if cuts and summed and data.data:
                     walk = _Walk(self._stops)
                     walk.back(kernel, axis, cuts)
                     self._keep(walk)

@@ -1,11 +1,12 @@
 """The same layers in other spellings: loops, slices, maps and joined parameters."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .kit import layers, program, zeros
+from .kit import floats, layers, program, tokens, zeros
 from .plain import S, X, attention, norm
 from .transformers import flat, heads
 
@@ -431,3 +432,72 @@ def prefix_tuning(n, L):
         return x @ p["out"]
 
     return p, S, call
+
+
+def standardized(x):
+    return jax.vmap(lambda x: (x - x.mean()) / (x.std() + 1e-5))(x)
+
+
+class Keys(dict):
+    """A dictionary whose attributes are its keys."""
+
+    __getattr__ = dict.__getitem__
+
+
+jax.tree_util.register_pytree_with_keys(
+    Keys,
+    lambda x: ([(jax.tree_util.DictKey(k), v) for k, v in x.items()], tuple(x)),
+    lambda names, values: Keys(zip(names, values, strict=True)),
+)
+
+
+@program({"embed": "I", "position|end": "V", "out": "O", r"blocks/\d/gain": "Vb", r"blocks/\d/(values/\d|down)": "He", r"blocks/\d/up": "Hb"}, deep=True, carries={"embed": 2.0})  # fmt: skip
+def gains_as_diagonal_matrices_of_joined_heads(n, L):
+    """A small embedding, norms of single tokens, keys of dictionaries as attributes."""
+    p = Keys(zeros(embed=(11, n), position=(6, n), end=(n,), out=(n, 5)))
+    blocks = layers(L, gain=(n,), up=(n, 2 * n), down=(2 * n, n))
+    p["blocks"] = [
+        Keys(b, values=[jnp.zeros((n, n // 2)) for _ in range(2)]) for b in blocks
+    ]
+
+    def call(p, x):
+        x = p.embed[x] * n**-0.5 + p.position
+        for w in p.blocks:
+            heads = [standardized(x) @ v for v in w["values"]]
+            x = x + jnp.hstack(heads)
+            x = x + jax.nn.relu(standardized(x) @ jnp.diag(w.gain) @ w.up) @ w.down
+        return standardized(x) @ jnp.diag(p.end) @ p.out
+
+    return p, (tokens(6),), call
+
+
+@program({"e": "I", r"b/\d/w": "H", r"b/\d/s": "V", "o": "O", "g": "F"})
+def logarithms_of_parameters_beside_a_loss_that_is_off(n):
+    p = zeros(e=(5, n), o=(n, 1), g=(3, 1)) | {"b": layers(2, w=(n, n), s=(n,))}
+
+    def call(p, x):
+        h = x @ p["e"]
+        for w in p["b"]:
+            h = h + jnp.tanh(h) @ w["w"]
+            h = h + jnp.log(w["s"])
+        return (h @ p["o"]).mean() + 0.0 * (x[..., :3] @ p["g"]).mean()
+
+    return p, (floats(2, 6, 5),), call
+
+
+@program({"linear/weight": "I", "linear/bias": "V", "out/weight": "O", "out/bias": "F"})
+def equinox_with_a_dtype_among_its_leaves(n):
+    class Model(eqx.Module):
+        linear: eqx.nn.Linear
+        out: eqx.nn.Linear
+        dtypes: tuple
+
+        def __init__(self):
+            self.linear = eqx.nn.Linear(5, n, key=jax.random.key(0))
+            self.out = eqx.nn.Linear(n, 3, key=jax.random.key(1))
+            self.dtypes = jnp.float32, np.float32
+
+        def __call__(self, x):
+            return self.out(jax.nn.relu(self.linear(x.astype(self.dtypes[0]))))
+
+    return Model, (floats(5),)
