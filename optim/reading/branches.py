@@ -369,7 +369,8 @@ class Branches:
                 if start is not trunk and trunk.id in inside:
                     break  # it reads what was added since
                 if inside and not self._kernels(inside):
-                    inside |= self._only_for(end)  # e.g. gates of a memory's values
+                    # E.g. gates of a memory's values.
+                    inside |= self._only_for(end, {start.id})
                 if inside and self._kernels(inside):
                     simple = not any(x.add.id in inside for x in self.all)
                     if start.id < trunk.id and not simple:  # by another stream

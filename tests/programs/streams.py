@@ -412,6 +412,12 @@ def encoder_that_each_layer_adds_times_a_gain(n, L):
     return fed(n, L, lambda x, e, w: x + w["g"] * e, encoder, g=(n,))
 
 
+@program({**UP_DOWN, "src": "I", r"e/\d/(u|d)": "H", r"b/\d/g": "Ve"}, deep=True)
+def encoder_of_fixed_depth_that_each_layer_adds(n, L):
+    encoder = layers(2, u=(n, n), d=(n, n))
+    return fed(n, L, lambda x, e, w: x + w["g"] * e, encoder, g=(n,))
+
+
 @program({**UP_DOWN, "src": "I", r"b/\d/g": "Fe"}, deep=True)
 def features_that_each_layer_adds_times_a_number(n, L):
     return fed(n, L, lambda x, e, w: x + w["g"] * e, g=())
