@@ -388,6 +388,14 @@ def test_eval_refuses_a_model_that_computes_another_function(finished, capsys, f
     assert mupax(*args, *(f"--config.{key}" for key in same)) == 0
 
 
+@pytest.mark.parametrize("settings", [{"learning_rate": 0.1}, {"model": "my model"}])
+def test_eval_refuses_a_run_of_fit_with_settings_of_its_own(tmp_path, capsys, settings):
+    stored = {"settings": settings, "dataset": "digits"}
+    (tmp_path / "experiment.json").write_text(json.dumps(stored))
+    err = refused(capsys, "eval", TOY, f"--workdir={tmp_path}")
+    assert "may evaluate another function" in err
+
+
 def record(examples=None, **values) -> dict:
     """What a transfer stores that tuned the learning rate, and perhaps more."""
     base = {

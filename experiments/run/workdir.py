@@ -170,7 +170,7 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
     sides = stored["settings"], json.loads(json.dumps(settings))
     trained, own = (
         {key: side.get(key) for key in (*_FUNCTION, *(_INPUT if reads else ()))}
-        | {"model": with_defaults(side["model"])}
+        | {"model": _with_defaults(side.get("model"))}
         for side in sides
     )
     differ = [
@@ -184,6 +184,13 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
             "that mupax eval may evaluate another function; give it the config and "
             "the flags of the training"
         )
+
+
+def _with_defaults(model: Any) -> Any:
+    """A section `model` with the zoo's defaults; settings of `fit` may have others."""
+    return (
+        with_defaults(model) if isinstance(model, dict) and "name" in model else model
+    )
 
 
 @contextlib.contextmanager
