@@ -120,7 +120,7 @@ def coord_check(
         runs = [_Run(build, optimizer, loss, s, steps) for s in settings]
         for run in runs:
             program = jax.jit(jax.vmap(run, (0, None)), compiler_options=options)
-            run.result = jax.device_get(program(keys, batch))
+            run.result, run.drawn = jax.device_get(program(keys, batch))
         _check_built(axis, runs, seeds)
         sizes[axis] = tuple(s[axis] for s in settings)
         rows = _compare(runs, axis, wanted)
@@ -187,6 +187,7 @@ class _Run:
       returned: shapes of the model's outputs; None if `loss` returns a scalar.
       result: for each seed, by layer, the rms of its initial values and that of its
         change after each step, (1 + steps, layers), with one layer outside of scans.
+      drawn: for each seed, the rms of the initial entries of each parameter.
     """
 
     build: Callable[..., Any]
@@ -199,8 +200,9 @@ class _Run:
     carried: dict[str, Any] | None = None
     returned: Any = None
     result: Any = None
+    drawn: Any = None
 
-    def __call__(self, key: jax.Array, batch: Any) -> dict[str, jax.Array]:
+    def __call__(self, key: jax.Array, batch: Any) -> tuple[dict[str, jax.Array], Any]:
         model = _built(self.build, key, self.size)
         params, rest, assemble = _split(model)
         tx = _transformation(self.optimizer, model, self.size)
@@ -237,7 +239,8 @@ class _Run:
 
         start, begin = measure(params), (params, tx.init(params))
         changes = jax.lax.scan(step, begin, length=self.steps)[1]
-        return {k: jnp.stack([_rms(a), *changes[k]]) for k, a in start.items()}
+        found = {k: jnp.stack([_rms(a), *changes[k]]) for k, a in start.items()}
+        return found, [_rms(x[None]) for x in leaves.values()]
 
     def _note(self, record: Recording, tx: Any, params: Any) -> None:
         if not record.layers:
@@ -502,8 +505,8 @@ def _check_built(axis: str, runs: list[_Run], seeds: int) -> None:
                 f"loss returns outputs whose shape changes with {axis}: {outputs[0]} "
                 f"and {other}; return the logits, or a scalar"
             )
-    starts = [values[:, 0] for run in runs for values in run.result.values()]
-    if seeds > 1 and all(np.all(value == value[0]) for value in starts):
+    drawn = [values for run in runs for values in run.drawn]
+    if seeds > 1 and all(np.all(value == value[0]) for value in drawn):
         raise ValueError(
             f"build returns the same parameters for {seeds} different keys; use the "
             "key, as in nnx.Rngs(key)"
