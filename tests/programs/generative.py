@@ -202,7 +202,7 @@ def modern_hopfield_with_stored_patterns(n):
     return p, X, call
 
 
-@program({"in": "I", "slots": "V", "q|k|v": "H", "(wi|wh)": "H", "up|down": "Hb", "out": "O", "sigma": "V"}, carries={"q": 0.5})  # fmt: skip
+@program({"in": "I", "slots": "V", "q|k|v": "H", "(wi|wh)": "H", "up|down": "Hb", "out": "O", "sigma": "V"}, carries={"k": 0.5})  # fmt: skip
 def slot_attention(n):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, slots=(1, 1, n), sigma=(1, 1, n), q=(n, n), k=(n, n), v=(n, n), wi=(n, 3 * n), wh=(n, 3 * n), up=(n, n), down=(n, n))  # fmt: skip
 
