@@ -5,12 +5,13 @@ import threading
 
 import jax
 import numpy as np
+import optax
 import pytest
 import sweep_toys
 from flax import nnx
 from sweep_toys import task
 
-from mupax import zoo
+from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments import memory
 from mupax.experiments.errors import UserError
@@ -36,6 +37,30 @@ def built(task: ZooTask, seed: int) -> nnx.Module:
 def lanes(request, monkeypatch):
     """Both of the ways to train them, that of accelerators and that of CPUs."""
     monkeypatch.setattr(engine, "at_once", lambda: request.param)
+
+
+def test_a_run_is_a_plain_loop_with_the_scales_of_the_model(data):
+    """Second seed and third rate, written out with none of the machinery."""
+    cell = engine.run(task(), data).cell()
+    model, arrays = built(task(), 1), data.training_arrays()
+    tx = nnx.Optimizer(model, optim.adam(2.0**-5, zoo.scales(model)), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, tx, images, labels):
+        def loss(model):
+            logits = model(datasets.normalize(images, *data.statistics))
+            each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return each.mean()
+
+        value, grads = nnx.value_and_grad(loss)(model)
+        tx.update(model, grads)
+        return value
+
+    order = datasets.batch_indices(data.train_size, 16, 1, 20)
+    batches = ((arrays["image"][rows], arrays["label"][rows]) for rows in order)
+    losses = [float(step(model, tx, *batch)) for batch in batches]
+    np.testing.assert_allclose(cell.curves[1, 2], losses, rtol=2e-4)
+    np.testing.assert_allclose(cell.loss[1, 2], np.mean(losses[-5:]), rtol=2e-4)
 
 
 @pytest.mark.usefixtures("lanes")
