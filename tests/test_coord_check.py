@@ -663,6 +663,24 @@ def test_a_readout_that_starts_too_large_is_named_where_a_slope_is_not_ok():
     assert named({"head": 0.0}, facts={"width": facts}).hints == []
 
 
+def test_what_follows_a_bottleneck_may_start_as_small():
+    sizes = np.array((32, 64, 128))
+    grows = tuple(Layer("m.py:9", size=n) for n in sizes)
+    fixed = (Layer("m.py:8", size=4),) * 3
+    layers, small = {"up": grows, "down": fixed}, sizes**-0.5
+    slopes = dict.fromkeys(layers, 0.0)
+
+    def hints(*names):
+        facts = Facts(dict.fromkeys(names, small), layers)
+        return named(slopes, facts={"width": facts}).hints
+
+    assert hints("down", "up") == []
+    [hint] = hints("up", "down")
+    assert hint.startswith(
+        "up (m.py:9) starts as width^-0.50, where width^+0.00 is right"
+    )
+
+
 def test_what_is_ok_gets_no_hint():
     assert named({"hidden": 0.0, "readout": 0.01}).hints == []
 

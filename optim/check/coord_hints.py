@@ -144,15 +144,18 @@ def _initial_sizes(check: Any, facts: Facts, doubtful: bool) -> Iterator[str]:
     """Hint at the first layer whose initial size has another exponent of width.
 
     Under every parametrization that learns features, layers start at order one, and
-    outputs at width^-1/2. Outputs are named only if a slope is not ok.
+    outputs at width^-1/2. Outputs are named only if a slope is not ok. What follows a
+    bottleneck, whose units are outputs, may start as small as it.
     """
     x = np.log(np.asarray(check.sizes["width"], dtype=float))
+    least = 0.0
     for layer, rms in facts.initial.items():
         is_readout = facts.is_readout(layer)
+        smaller, least = least, least - 0.5 * is_readout
         if not np.all(rms > 0) or (is_readout and not doubtful):
             continue
         slope, right = np.polyfit(x, np.log(rms), 1)[0], -0.5 if is_readout else 0.0
-        if abs(slope - right) > _NEAR:
+        if not right + smaller - _NEAR <= slope <= right + _NEAR:
             yield (
                 f"{facts.named(layer)} starts as width^{slope:+.2f}, where "
                 f"width^{right:+.2f} is right: call rescale_init(params, scales)"
