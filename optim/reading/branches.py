@@ -175,14 +175,16 @@ class Branches:
             added = node.op == "add" and node.data and not node.backward
             if not added or not node.line or node.id in known or node.spot in spots:
                 continue
-            for skip, end in (node.operands, node.operands[::-1]):
-                if not skip.data or not (end.data or end.weight):
+            pairs = [(x, y) for x, y in (node.operands, node.operands[::-1]) if x.data]
+            for skip, end in sorted(pairs, key=lambda pair: -self.trunk(pair[0])[1]):
+                if not (end.data or end.weight) or self._is_skip(node, end, skip):
                     continue
-                first = None if self.is_skip(end, skip) else self._repeats(node, skip)
+                first = self._repeats(node, skip)
                 if first is not None:
                     at = node.operands.index(end)
                     found[first.id] = first, first.operands[1 - at], first.operands[at]
                     found[node.id] = node, skip, end
+                    break  # of two streams, the larger
         for add, skip, end in found.values():
             trunk, _ = self.trunk(skip)
             inside = frozenset({add.id})
@@ -349,7 +351,7 @@ class Branches:
         pairs = [(one, other), (other, one)] if is_sum else [(one, other)]
         pairs = [pair for pair in pairs if pair[0].shape == node.shape]
         for skip, end in pairs:
-            if self.is_skip(end, skip):  # of a U-Net, for example
+            if self._is_skip(node, end, skip):  # of a U-Net, for example
                 self._trunks[node.id] = self.trunk(skip)[0]
                 return None
             before = self._before_gain(end)
@@ -427,11 +429,17 @@ class Branches:
         return sources[:1] if all(x is sources[0] for x in sources) else []
 
     def _starts_alike(self, node: Node, skip: Node, end: Node) -> bool:
-        """Whether the end is a stream to which the layer before added the skip, too."""
-        *_, first = self._stream(end)
-        alike = first.op == "add" and node.line and first.spot == node.spot
-        added = self.trunk(skip)[0]
-        return bool(alike) and any(self.trunk(x)[0] is added for x in first.operands)
+        """Whether the end is a stream to which other layers add the skip, too."""
+        alike = self._alike(node, skip)
+        known = {self.trunk(skip)[0].id, *alike} if alike else ()
+        return any(x.id in known for x in self._stream(end))
+
+    def _alike(self, node: Node, value: Node) -> Collection[int]:
+        """Ids of the additions of a value by several layers, of which a node is one."""
+        value, _ = self.trunk(value)
+        users = [y for x in self._moved(value) for y in self._axes.uses(x)]
+        runs = {y.id: y.runs for y in users if y.op == "add" and y.spot == node.spot}
+        return runs if node.line and sum(runs.values()) > value.runs else ()
 
     def _is_stream(self, node: Node) -> bool:
         """Whether kernels follow a value, or followed that of an earlier layer."""
@@ -443,16 +451,23 @@ class Branches:
         after = [x.id for x in reach(self._axes.uses(node), self._axes.uses)]
         return bool(self._kernels(after))
 
-    def is_skip(self, node: Node, beside: Node) -> bool:
+    def _is_skip(self, add: Node, end: Node, beside: Node) -> bool:
         """Whether it is an earlier value of the stream beside it, which is added once.
 
-        Learned weights may multiply it. What each layer adds is no such skip.
+        Learned weights may multiply it. What each layer adds is no such skip, nor the
+        value that the layer before made so, which goes around the whole layer.
         """
-        value = self.unweighted(node)
+        value = self.unweighted(end)
         if not any(x is value for x in self._stream(beside)):
             return False
+        if self._alike(add, beside):
+            return False
         moved = self._moved(value)
-        if value is not self.trunk(node)[0]:
+        if value is self.trunk(end)[0]:
+            looped = value.op == "carry" and value.loop == add.loop
+            if looped or (value.op == "add" and add.line and value.spot == add.spot):
+                return False
+        else:
             users = [y for x in moved for y in self._axes.uses(x)]
             weighted = [x for x in users if x.op == "mul" and self._with_weight(x)]
             moved = [y for x in weighted for y in self._moved(x)]
@@ -472,10 +487,12 @@ class Branches:
         return inner
 
     def _moved(self, node: Node) -> list[Node]:
-        """A value, and what it is after moves."""
-        return list(
-            reach([node], lambda x: [y for y in self._axes.uses(x) if y.op in MOVES])
-        )
+        """A value, and what it is after moves and constant factors."""
+
+        def users(x: Node) -> list[Node]:
+            return [y for y in self._axes.uses(x) if self._inner_step(y, 1.0)[0] is x]
+
+        return list(reach([node], users))
 
     def _stream(self, node: Node) -> Iterator[Node]:
         """The values of a stream from one back to the first."""

@@ -555,3 +555,62 @@ def unet_whose_middle_value_is_added_to_itself(n, L):
         return unit(x) @ p["out"]
 
     return p, X, call
+
+
+@program(
+    {**ENDS, r"b/\d/(u|d)": "Hb", r"b/\d/a": "F"},
+    deep=True,
+    asks="does not end in parameters that could carry its multiplier",
+)
+def embedding_that_each_layer_adds_to_a_share_of_the_stream(n, L, remedy=False):
+    share = 2 / L if remedy else 1
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n), a=())}
+
+    def call(p, x):
+        x = first = unit(x @ p["in"])
+        for w in p["b"]:
+            x = x + mlp(w, x) * share
+            x = w["a"] * x + first * share
+        return unit(x) @ p["out"]
+
+    return p, X, call
+
+
+@program(
+    {**ENDS, "u|d": "Hb"},
+    deep=True,
+    asks="does not end in parameters that could carry its multiplier",
+)
+def share_of_the_embedding_that_each_layer_of_a_scan_adds(n, L, remedy=False):
+    share = 2 / L if remedy else 1
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, u=(L, n, n), d=(L, n, n))
+
+    def call(p, x):
+        first = unit(p["in"][x])
+
+        def layer(x, w):
+            x = x + mlp(w, x) * share
+            return 0.5 * x + 0.5 * first * share, None
+
+        x, _ = lax.scan(layer, first, {k: p[k] for k in ("u", "d")})
+        return unit(x) @ p["out"]
+
+    return p, (tokens(2, 6),), call
+
+
+@program({**ENDS, r"g/\d/\d/(u|d)": "Hb"}, deep=True, asks="multiply the whole branch")
+def groups_of_blocks_within_a_skip(n, L, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"g": [layers(2, u=(n, n), d=(n, n)) for _ in range(L)]}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for group in p["g"]:
+            kept = x
+            for w in group:
+                x = x + 0.2 * mlp(w, x) * (2 / L if remedy else 1)
+            x = kept + 0.2 * x if not remedy else x
+        return unit(x) @ p["out"]
+
+    return p, X, call
