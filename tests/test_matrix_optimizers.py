@@ -54,7 +54,7 @@ BY_HAND = {
 }
 
 
-MOMENTS = ("adam", "adam_h")
+WITHOUT_EPS = ("sgd", "muon", "soap", "shampoo", "scion", "muon_h")
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -65,8 +65,9 @@ def test_multipliers_are_those_of_a_derivation_by_hand(name):
     scales = optim.Scales({"w": scale}, optim.parametrization("depth_mup"))
     row = optim.explain(scales, name).rows["w"]
     assert row.learning_rate == pytest.approx(BY_HAND[name])
-    # The eps of Adam's moments follows the gradient, 1/m_out and M^-½.
-    assert row.eps == pytest.approx(1 / 2 / 3 if name in MOMENTS else 1)
+    # An eps, also that of a user's transform of a family, follows the gradient, 1/m_out
+    # and M^-½.
+    assert row.eps == pytest.approx(1 if name in WITHOUT_EPS else 1 / 2 / 3)
 
 
 # --- twenty steps, computed apart ---

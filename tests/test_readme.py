@@ -35,7 +35,7 @@ def test_the_examples_of_the_readme_run_in_one_session(capsys):
         run(name, code.replace("1024, 32", "256, 8"), session)
     printed = capsys.readouterr().out
     assert "head/kernel" in printed
-    assert "blocks/0-7/kernel *" in printed
+    assert "blocks/#/kernel *" in printed
     assert "depth_mup, adamw" in printed
     params = session["params"]
     session["tx"].init(params)
