@@ -91,8 +91,13 @@ class Explanation:
             )
             name = path + (" *" if scale.in_branch else "")
             alike.setdefault((_NUMBERS.sub("#", name), *cells), []).append(name)
+        several = collections.Counter(
+            name for (name, *_), names in alike.items() if len(names) > 1
+        )
         return [
-            (name if len(names) > 1 else names[0], *cells)
+            (_shared(names) if several[name] > 1 else name, *cells)
+            if len(names) > 1
+            else (names[0], *cells)
             for (name, *cells), names in alike.items()
         ]
 
@@ -134,6 +139,17 @@ class Explanation:
 
 # Numbers of blocks: those that end a name, as in Linen's "Dense_1/kernel".
 _NUMBERS = re.compile(r"\d+(?=/)")
+
+
+def _shared(names: list[str]) -> str:
+    """One name for names that differ in numbers of blocks, with the numbers of each.
+
+    Examples:
+      >>> _shared(["b/0/w", "b/2/w"])
+      'b/0,2/w'
+    """
+    each = zip(*map(_NUMBERS.findall, names), strict=True)
+    return _NUMBERS.sub(lambda _: ",".join(dict.fromkeys(next(each))), names[0])
 
 
 def _factors(module: Module) -> str:
