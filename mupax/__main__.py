@@ -9,6 +9,15 @@ import sys
 import jax
 
 
+def _interrupt(*_: object) -> None:
+    """End as Ctrl-C does: files are uploaded, and a sentence says how to resume.
+
+    A training saves a checkpoint first. A second signal ends the process at once.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """Run the command line; if a package is missing, print the extra to install.
 
@@ -26,9 +35,7 @@ def main() -> int:
     noise.hide_secrets()
     noise.hide_late_writes()
     noise.clean_records()
-    # As Ctrl-C: files are uploaded, and a sentence says how to resume. A training
-    # saves a checkpoint first.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         status = cli.main(sys.argv)
     except ModuleNotFoundError as error:

@@ -315,15 +315,15 @@ class Comparison:
         }
         kept -= around
         chosen = [
-            self._outermost([b for k in kept for b in groups.get(k, [])])
+            self._outermost([b for k, g in groups.items() if k in kept for b in g])
             for groups in (small, large)
         ]
         chosen = self._deep_streams(*chosen)
         before, after = (sum(b.runs for b in each) for each in chosen)
         if not before:
             raise ValueError(
-                "the target has residual branches and the base has none; build a base "
-                "with at least one block"
+                "the target has residual branches and the base has none like them; "
+                "build a base with at least one block of each kind"
             )
         if after < before and not self.fractional:
             raise ValueError(
@@ -372,6 +372,11 @@ class Comparison:
                 deeper.setdefault(after / before if before else math.inf, b)
         if len(deeper) > 1:
             (one, b), (other, c), *_ = deeper.items()
+            if math.inf in deeper:
+                raise ValueError(
+                    f"the base has no branch like the {deeper[math.inf].label} of the "
+                    "target; build a base with at least one block of each kind"
+                )
             raise ValueError(
                 f"the stream of the {b.label} gets {one:g} times as deep, and that of "
                 f"the {c.label} {other:g} times, so that they need different "

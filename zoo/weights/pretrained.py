@@ -90,10 +90,7 @@ def load_pretrained(
     """
     known: str | None = str(name)
     if revision := overrides.get("revision"):
-        raise ValueError(
-            "revision is not an option; write it behind the id of the repository: "
-            f"{str(source or name)!r} becomes '{source or name}@{revision}'"
-        )
+        raise ValueError(f"write '{source or name}@{revision}' in place of revision=")
     if source is None:
         if name in list_pretrained():
             return saving.load(_shipped(str(name)), **overrides)
