@@ -163,7 +163,7 @@ def placed_ahead(
     """Copy batches to the device while it computes.
 
     Args:
-      batches: on the host; closed together with the result.
+      batches: endless, on the host; closed together with the result.
       place: copies a batch to the device without waiting, e.g. jax.device_put.
       depth: number of batches on the device, including the next one.
     """

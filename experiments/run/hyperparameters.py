@@ -245,8 +245,9 @@ def with_defaults(model: Mapping[str, Any]) -> dict[str, Any]:
     """A section `model` with the zoo's defaults, as JSON-ready data.
 
     Options without a value are left out. So two sections of the same model are equal.
+    A section may be a user's own, of another kind.
     """
-    known = model["name"] in list_models()
+    known = model.get("name") in list_models()
     options = default_options(model["name"]) if known else {}
     options |= {key: value for key, value in model.items() if value is not None}
     options = {key: value for key, value in options.items() if value is not None}

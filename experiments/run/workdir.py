@@ -170,8 +170,9 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
     sides = stored["settings"], json.loads(json.dumps(settings))
     trained, own = (
         {key: side.get(key) for key in (*_FUNCTION, *(_INPUT if reads else ()))}
-        | {"model": _with_defaults(side.get("model"))}
+        | ({"model": with_defaults(model)} if isinstance(model, dict) else {})
         for side in sides
+        for model in [side.get("model")]
     )
     differ = [
         f"{key} ({short(first)}, here {short(second)})"
@@ -184,13 +185,6 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
             "that mupax eval may evaluate another function; give it the config and "
             "the flags of the training"
         )
-
-
-def _with_defaults(model: Any) -> Any:
-    """A section `model` with the zoo's defaults; settings of `fit` may have others."""
-    return (
-        with_defaults(model) if isinstance(model, dict) and "name" in model else model
-    )
 
 
 @contextlib.contextmanager
