@@ -86,7 +86,7 @@ def attention(q, k, v, logit, head):
     return jnp.einsum("bhts,bshd->bthd", weights, v).reshape(b, t, n)
 
 
-def forward(branch, logit, head=None):
+def forward(branch, logit, head=None, around=0.0):
     def run(params, x):
         x = x @ params["in"]
         for w in params["blocks"]:
@@ -96,7 +96,7 @@ def forward(branch, logit, head=None):
             y = jnp.tanh(x @ w["up"]) @ w["down"] + w["bias"][None, None]
             if "gain" in w:
                 y = y / jnp.sqrt(jnp.mean(y**2, -1, keepdims=True) + 1e-2)
-                y = y * w["gain"][None, None]
+                y = y * (around + w["gain"][None, None])
             x = x + branch * y
         return jnp.tanh(x) @ params["out"]
 
@@ -143,6 +143,45 @@ def test_carried_equals_multiplied(optimizer, name, wider, deeper, attends, gain
         results.append(train(run, params, RATE[optimizer](scales), x))
     assert jnp.isfinite(results[0]).all()
     assert jnp.abs(results[0] - results[1]).max() < 1e-10
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon", "lamb", "adafactor"])
+def test_gains_around_one_carry_too(optimizer):
+    def gains(params):
+        blocks = [w | {"gain": w["gain"] - 1} for w in params["blocks"]]
+        return params | {"blocks": blocks}
+
+    key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 3, 5))
+    small = gains(parameters(*BASE, "", True, key))
+    large = gains(parameters(9, 6, "", True, key))
+    results = []
+    for branch in (1 / 3, 1.0):
+        base, run = (forward(b, 1.0, around=1.0) for b in (1.0, branch))
+        scales = optim.infer_scales(
+            (base, small), (run, large), inputs=(x,), parametrization="completep"
+        )
+        assert scales["blocks/0/gain"].offset == (branch == 1)
+        params = optim.rescale_init(large, scales)
+        results.append(train(run, params, RATE[optimizer](scales), x))
+    assert jnp.abs(results[0] - results[1]).max() < 1e-10
+
+
+def test_gains_around_one_are_rescaled_once():
+    small, large = (
+        {"gain": jnp.zeros((d, 4)), "w": jnp.ones((d, 4, 4))} for d in (1, 4)
+    )
+
+    def run(params, x):
+        def layer(x, w):
+            return x + jnp.tanh(x @ w["w"]) * (1 + w["gain"])[None], None
+
+        return jax.lax.scan(layer, x, params)[0]
+
+    scales = optim.infer_scales((run, small), (run, large), inputs=(jnp.ones((2, 4)),))
+    params = optim.rescale_init(large, scales)
+    assert (1 + params["gain"] == 0.5).all()
+    copy = jax.tree.map(jnp.copy, params)
+    assert jnp.array_equal(optim.rescale_init(copy, scales)["gain"], params["gain"])
 
 
 def with_layout(params, layout):

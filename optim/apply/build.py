@@ -3,15 +3,17 @@
 import warnings
 from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 import optax
 
-from ..rules.multipliers import RECIPES, Family, multipliers
-from ..scales.paths import flatten
-from ..scales.probe import Acting, Kind
+from ..rules.multipliers import RECIPES, Family, is_zero, multipliers, shift
+from ..scales.paths import flatten, map_with_paths
+from ..scales.probe import Acting, Kind, Mode, mode, running
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
 from .initial_sizes import is_known, sizes_of
 from .masks import Mask, decay_mask
+from .segments import in_probe
 from .transforms import (
     multiplied,
     normalize_gradients,
@@ -74,7 +76,39 @@ def build(
         rate if isinstance(rate, tuple) else optax.scale_by_learning_rate(rate),
         last,
     )
-    return optax.chain(*(slot for slot in slots if slot is not None))
+    return _shifted(optax.chain(*(slot for slot in slots if slot is not None)), scales)
+
+
+def _shifted(optimizer: Optimizer, scales: Scales) -> Optimizer:
+    """Let an optimizer see what is a multiple of a weight that the model has as c + w.
+
+    Weight decay and trust ratios depend on it; see `shift`. A weight that starts at
+    zero is stored as a rounded c (θ - 1), and is seen as zero.
+    """
+    point = resolve(scales)
+    shifts = {path: shift(scale, point) for path, scale in scales.items()}
+    if all(map(is_zero, shifts.values())):
+        return optimizer
+
+    def see(path: str, array: Any) -> Any:
+        if path not in shifts or is_zero(shifts[path]):
+            return array
+        by = shifts[path]
+        if running.value is not None and path in running.value.places:
+            by = in_probe(by, scales[path], running.value.places[path])
+        weight = array + jnp.asarray(by, array.dtype)
+        rounding = 2 * float(jnp.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]
+        return jnp.where(abs(weight) < rounding * (1 + abs(array)), 0, weight)
+
+    def seen(params: Any) -> Any:
+        if params is None or mode() is Mode.BASE:
+            return params
+        return map_with_paths(see, params)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        return optimizer.update(updates, state, seen(params), **extra)
+
+    return Optimizer(lambda params: optimizer.init(seen(params)), update)
 
 
 def adam_moments(

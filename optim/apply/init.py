@@ -9,7 +9,7 @@ import numpy
 
 from ..reading.leaves import check_takes_nothing, is_function, is_nnx
 from ..reading.lists import Pairing
-from ..rules.multipliers import is_one, joined, multipliers
+from ..rules.multipliers import is_one, is_zero, joined, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale
@@ -90,6 +90,7 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
             for path, scale in scales.items()
             if path in given
         },
+        {path: _offset(scale) for path, scale in scales.items()},
     )
 
 
@@ -214,17 +215,30 @@ def _twin(
     return arrays[twin]
 
 
-def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
+def _multiply(
+    tree: Any, factors: Mapping[str, Any], offsets: Mapping[str, Any] | None = None
+) -> Any:
+    """Multiply leaves, each together with the offset that the model adds to it."""
+
     def multiply(path: str, leaf: Any) -> Any:
         if path not in factors:
             return leaf
         if is_one(factors[path]):
             return leaf
-        out = times(leaf, factors[path]).astype(leaf.dtype)
+        offset = (offsets or {}).get(path, 0.0)
+        moved = leaf if is_zero(offset) else leaf + offset
+        out = times(moved, factors[path])
+        out = (out if is_zero(offset) else out - offset).astype(leaf.dtype)
         remember(out)
         return out
 
     return map_float_leaves(multiply, tree)
+
+
+def _offset(scale: ParamScale) -> Any:
+    """What the model adds to a parameter before it uses it."""
+    each = [part.offset for part in scale.parts]
+    return joined(scale, each) if scale.segments else each[0]
 
 
 # --- sizes, measured ---
@@ -255,6 +269,8 @@ def _factor(
         large, small = array, base
         if scale.segments:
             large, small = part.place.of(array), part.base_place.of(base)
+        if part.offset:
+            small, large = small + part.offset, large + part.offset
         sizes = sizes_of({"base": small, "target": large})
         traced = is_traced([small, large, rule])
         if not traced:

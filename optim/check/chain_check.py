@@ -18,7 +18,7 @@ import optax
 
 from ..apply.chain_warning import ChainWarning
 from ..apply.transforms import resolve
-from ..rules.multipliers import multipliers
+from ..rules.multipliers import multipliers, shift
 from ..rules.roles import ParamScale
 from ..rules.traced import Traced
 from ..scales.paths import flatten, nested
@@ -165,9 +165,10 @@ add scale_by_parametrization after the transform that makes the update
         name: Leaf(*pair, rules[name].gradient, rules[name].init_std)
         for name, pair in probe_shapes(shapes).items()
     }
+    shifts = {s.path: shift(s, point) for s in held}
     try:
         with _explained_trees():
-            rows = judge(Probe(tx, tree, leaves, fused), rules, parts, scales)
+            rows = judge(Probe(tx, tree, leaves, fused, shifts), rules, parts, scales)
     except Unchecked:
         raise
     except jax.errors.JAXTypeError as error:

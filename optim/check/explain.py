@@ -107,7 +107,7 @@ class Explanation:
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
         told = any(s.in_branch and s.origin == "declared" for s in scales.values())
         carry = dict.fromkeys(
-            open_numbers(s.path)
+            (f"{s.offset:g} + " if s.offset else "") + open_numbers(s.path)
             for s in scales.values()
             if any(carried(part, point) != 1 for part in s.parts)
         )

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..apply.segments import joined_parts, packed
+from ..apply.segments import in_probe, joined_parts, packed
+from ..rules.multipliers import is_zero
 from ..rules.roles import ParamScale, Place
 from ..scales.paths import flatten, map_with_paths
 from ..scales.probe import Acting, Kind, Mode, Recorder, running
@@ -161,12 +162,14 @@ class Probe:
       params: a tree of the parameters' structure; its leaves are not read.
       leaves: the probe's leaves, by name: a path, or the name of a segment.
       fused: by path, the scales of parameters whose segments are leaves.
+      shifts: by path, how much less than that the target stores; see `shift`.
     """
 
     tx: Any
     params: Any
     leaves: Mapping[str, Leaf]
     fused: Mapping[str, ParamScale]
+    shifts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def slope(self, name: str) -> np.ndarray:
         """The base's gradient, of size one."""
@@ -221,13 +224,21 @@ class Probe:
 
         slopes, weights = tree(_GRADIENT), tree(_WEIGHT)
 
+        def stored(c: Condition) -> Any:
+            def fill(path: str, x: jax.Array) -> jax.Array:
+                by = 0.0 if at_base else self.shifts.get(path, 0.0)
+                if path in places:
+                    by = in_probe(by, self.fused[path], places[path])
+                return x * c.weight if is_zero(by) else x * c.weight - by
+
+            return map_with_paths(fill, weights)
+
         def start(c: Condition) -> Any:
-            params = jax.tree.map(lambda x: x * c.weight, weights)
-            return self.tx.init(params)
+            return self.tx.init(stored(c))
 
         def update(c: Condition, state: Any, moved: jax.Array) -> Any:
             recorder.loudness = c.loud
-            params = jax.tree.map(lambda x: x * c.weight, weights)
+            params = stored(c)
 
             def gradient(path: str, slope: jax.Array) -> jax.Array:
                 first = c.gradient * c.odd if odd[path] else c.gradient

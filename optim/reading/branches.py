@@ -40,6 +40,8 @@ class End:
       node: the operation on the parameter.
       array: the root mean square of arrays of unequal constants beside it.
       unit: the root of 1 / n for each division by the root of a sum of n squares.
+      offset: what is added to the parameter before it is used, e.g. 1 in x (1 + w).
+        Then the value is linear in their sum.
     """
 
     param: int
@@ -47,6 +49,7 @@ class End:
     node: Node
     unit: float = 1.0
     array: float = 1.0
+    offset: float = 0.0
 
     @property
     def is_kernel(self) -> bool:
@@ -727,7 +730,7 @@ class Branches:
         if node.op in ("add", "sub"):
             operands = [x for x in node.operands if x.data or x.weight]
             if any(x.value != 0 for x in node.operands if x not in operands):
-                raise Failure(node)
+                return [self._offset(node)]
         elif node.op in _PARTS or (node.op == "carry" and node.weight):
             operands = node.operands[:1]
         elif node.op == "scatter-add":
@@ -750,6 +753,23 @@ class Branches:
         if not found:
             raise Failure(node)
         return found
+
+    def _offset(self, node: Node) -> End:
+        """The parameter of a sum of it, which may be multiplied, and a number."""
+        number, weight = sorted(node.operands, key=lambda x: x.weight)
+        moved = (*MOVES, *_PARTS, "param")
+        alone = all(
+            x.op in moved
+            or (x.op in ("mul", "add") and any(y.value is not None for y in x.operands))
+            for x in reach([weight], lambda x: [y for y in x.operands if y.weight])
+        )
+        if node.op != "add" or not alone or number.value is None:
+            raise Failure(node)
+        found = self.ends(weight)
+        if len(found) != 1:
+            raise Failure(node)
+        end = found[0]
+        return dataclasses.replace(end, offset=end.offset + number.value / end.factor)
 
     def _used(self, weight: Node, node: Node, factor: float = 1.0) -> list[End]:
         """The parameters that scale an operation by a function of them."""

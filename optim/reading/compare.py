@@ -658,7 +658,7 @@ class Comparison:
             (1.0, False),
         )
         for path in kernels if of_kernels else ():
-            self._found[path] = dataclasses.replace(self._found[path], carried=1 / own)
+            self._let_carry(path, branch.ends, carried=1 / own)
         for now, _, constant in sums:
             self._of_branches[now.node.id] = constant / (1 if of_kernels else own)
         return own, of_kernels
@@ -799,8 +799,7 @@ class Comparison:
                     f"also used elsewhere ({elsewhere.line}), so that it cannot carry "
                     f"the branch's multiplier; {advice}"
                 )
-            scale = self._found[path]
-            self._found[path] = dataclasses.replace(scale, ends_branch=True)
+            self._let_carry(path, branch.ends, ends_branch=True)
 
     def _elsewhere(
         self, paths: Iterable[str], nodes: Set[int], stops: Set[tuple[int, int]]
@@ -939,13 +938,33 @@ class Comparison:
         if not paths or len(powers) > 1 or self._elsewhere(paths, nodes, stops):
             return False
         (power,) = powers
+        used = [end for x in sides for end in self._side(self.large, x)[0]]
         for path in paths:
-            self._multiply(path, factor ** (1 / power))
+            self._multiply(path, factor ** (1 / power), used)
         return True
 
-    def _multiply(self, path: str, factor: float) -> None:
+    def _multiply(self, path: str, factor: float, ends: Iterable[End] = ()) -> None:
+        self._let_carry(path, ends, carried=self._found[path].carried * factor)
+
+    def _let_carry(self, path: str, ends: Iterable[End], **changes: Any) -> None:
+        """Let a parameter carry a multiplier, with a number that is added to it.
+
+        Args:
+          path: the parameter.
+          ends: its uses, among those of others.
+          **changes: of its scale.
+        """
         scale = self._found[path]
-        self._found[path] = dataclasses.replace(scale, carried=scale.carried * factor)
+        offsets = {e.offset for e in ends if self.large.path(e) == path}
+        if scale.ends_branch or scale.carried != 1:
+            offsets.add(scale.offset)
+        if len(offsets) > 1:
+            raise ValueError(
+                f"{path!r} is used with several numbers added to it, so that it can "
+                "carry no multiplier of a branch or of logits; multiply them yourself"
+            )
+        changes["offset"] = next(iter(offsets), 0.0)
+        self._found[path] = dataclasses.replace(scale, **changes)
 
     def _params(self, side: Node) -> frozenset[str]:
         return frozenset(self.large.path(e) for e in self._side(self.large, side)[0])

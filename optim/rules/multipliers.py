@@ -406,6 +406,11 @@ def is_one(factor: Any) -> bool:
     return isinstance(factor, int | float) and factor == 1
 
 
+def is_zero(number: Any) -> bool:
+    """Whether a number is known to add nothing."""
+    return isinstance(number, int | float) and number == 0
+
+
 def carried(scale: ParamScale, point: Parametrization) -> Any:
     """The multiplier of the model that a stored weight carries.
 
@@ -427,3 +432,25 @@ def carried(scale: ParamScale, point: Parametrization) -> Any:
         return joined(scale, [carried(s, point) for s in scale.segments])
     branch = scale.depth**-point.alpha if scale.ends_branch else 1.0
     return scale.carried * branch
+
+
+def shift(scale: ParamScale, point: Parametrization) -> Any:
+    """What makes a stored weight that is used as c + w its multiple by what it carries.
+
+    A model that multiplies has c + w; one that does not, θ (c + w) = c + w'. Then
+    w' + c (1 - θ) = θ w, where c (1 - θ) is the result: an optimizer that sees this sum
+    trains it as any weight that carries θ.
+
+    Source: Yaida eq. 2.8 (gauge).
+
+    Examples:
+      >>> from mupax.optim import parametrization
+      >>> from mupax.optim import param_scale
+      >>> w = param_scale("w", (64,), (64,), (), (0,), depth=16.0, in_branch=True,
+      ...                 ends_branch=True, offset=1.0)
+      >>> shift(w, parametrization("depth_mup"))
+      0.75
+    """
+    if scale.segments:
+        return joined(scale, [shift(s, point) for s in scale.segments])
+    return scale.offset * (1 - carried(scale, point)) if scale.offset else 0.0

@@ -104,6 +104,8 @@ class ParamScale:
         model does not multiply the branch.
       carried: a factor of the model that its stored values carry, e.g. (base head
         dimension / head dimension)^½ of the queries; 1 if there is none.
+      offset: the number that the model adds to the stored values before it uses them,
+        where they carry a factor, e.g. 1 for a gain that is 1 + w. The sum carries it.
       origin: how the role was found, for `explain`.
       training: the model's ratios of batch size and training length.
       segments: its parts, if the program uses them as parameters of their own: queries,
@@ -140,6 +142,7 @@ class ParamScale:
     in_branch: bool = False
     ends_branch: bool = False
     carried: float = 1.0
+    offset: float = 0.0
     origin: str = ""
     training: TrainingScale = SAME
     segments: tuple["ParamScale", ...] = ()

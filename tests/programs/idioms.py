@@ -347,29 +347,34 @@ def impala_agent_with_memory(n):
     return p, (floats(4, 2, 8, 8, 3), tokens(4, 2), done), call
 
 
-# 1 + g is not linear in g.
 @program(
-    {**ENDS, r"b/\d/(q|k|v|o|up|down)": "Hb", r"b/\d/(an|mn)": "Vb", r"b/\d/qn": "Fb"},
+    {
+        "in": "I",
+        "norm": "V",
+        r"b/\d/(q|k|v|o|up|down)": "Hb",
+        r"b/\d/(an|mn)": "Ve",
+        r"b/\d/(qn|kn)": "Vb",
+    },
     deep=True,
-    asks=r"idioms.py:\d+ does not end in .*multiply this branch by \(depth / base",
+    carries={"in": 0.5, "norm": 0.5, r"b/\d/qn": 0.5},
 )
-def gemma_with_gains_around_one(n, L, remedy=False):
-    p = zeros(**{"in": (7, n), "out": (n, 7)})
+def gemma_with_gains_around_one(n, L):
+    p = zeros(**{"in": (7, n), "norm": (n,)})
     square = dict.fromkeys(("q", "k", "v", "o", "up", "down"), (n, n))
-    p |= {"b": layers(L, qn=(4,), an=(n,), mn=(n,), **square)}
+    gains = {"qn": (n // 4,), "kn": (n // 4,), "an": (n,), "mn": (n,)}
+    p |= {"b": layers(L, **gains, **square)}
 
     def rms(x, g):
         return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * (1 + g)
 
     def call(p, x):
-        x, factor = p["in"][x], (L / 2) ** -1 if remedy else 1.0
+        x = p["in"][x] * n**0.5
         for w in p["b"]:
-            q, k, v = (heads(norm(x) @ w[c], 4) for c in "qkv")
-            a = flat(attention(rms(q, w["qn"]), k, v, 0.5)) @ w["o"]
-            x = x + factor * rms(a, w["an"])
-            y = jax.nn.gelu(norm(x) @ w["up"]) @ w["down"]
-            x = x + factor * rms(y, w["mn"])
-        return norm(x) @ p["out"]
+            q, k, v = (heads(norm(x) @ w[c], n // 4) for c in "qkv")
+            q, k = rms(q, w["qn"]), rms(k, w["kn"])
+            x = x + rms(flat(attention(q, k, v, (n / 4) ** -0.5)) @ w["o"], w["an"])
+            x = x + rms(jax.nn.gelu(norm(x) @ w["up"]) @ w["down"], w["mn"])
+        return rms(x, p["norm"]) @ p["in"].T
 
     return p, T, call
 
