@@ -13,6 +13,8 @@ From what is known first to what follows from it:
 - `degrees`, `sums`: whether the scale of a value matters; sums of products of
   activations, which need a factor where their number of terms grows.
 - `lists`, `growth`: counterparts in the base, and ratios of sizes.
+- `kinds`: what layers have in common, by which their branches, sums and constants in
+  base and target are paired.
 - `compare`, `infer`: base and target side by side; what is missing is carried by
   parameters, or is an error that names the line.
 """

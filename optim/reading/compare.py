@@ -2,10 +2,19 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
+from typing import Any
 
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
@@ -16,6 +25,7 @@ from .axes import Axes, Event, Use
 from .branches import LINEAR, Branch, Branches, End, Failure, place
 from .growth import grown, same_parametrization, twin
 from .heads import find_heads
+from .kinds import Kind, alike, kinds
 from .leaves import Leaves
 from .links import PRODUCTS
 from .lists import Pairing
@@ -26,9 +36,7 @@ from .segments import segmented
 from .sums import Sum, Sums
 from .totals import Totals
 
-T = TypeVar("T")
 _MULTILINEAR = ("add", "sub", "mul", "carry", "last", "scan_out", *PRODUCTS)
-_ALIKE = 0.01  # constants count as equal if their logarithms differ by less
 
 
 class _Model:
@@ -38,6 +46,7 @@ class _Model:
       reading: the program.
       given: parameters whose axes the user declared.
       growth: the axes of each parameter that grow from the base to the target.
+      opened: names a parameter alike in all blocks.
     """
 
     def __init__(
@@ -45,8 +54,11 @@ class _Model:
         reading: Reading,
         given: Declarations,
         growth: Mapping[str, frozenset[int]],
+        opened: Callable[[str], str],
     ):
         self.reading, program = reading, reading.program
+        self.opened = opened
+        self._paths: dict[int, list[str]] = {}
         growing = frozenset(
             (i, axis)
             for i, path in enumerate(reading.path_of)
@@ -64,6 +76,31 @@ class _Model:
 
     def path(self, end: End) -> str:
         return self.reading.path_of[end.param]
+
+    def paths(self, branch: Branch) -> list[str]:
+        """The parameters that are used inside a branch."""
+        if id(branch) not in self._paths:
+            self._paths[id(branch)] = [*self._inside(branch)]
+        return self._paths[id(branch)]
+
+    def _inside(self, branch: Branch) -> Iterator[str]:
+        skip = {branch.add.id} if branch.trunk.weight else set()
+        for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
+            role = self.roles[path]
+            if role is not None and role.table:
+                # Rows that were looked up before are not used again by what they meet.
+                events = [e for e in events if e.axes(Use.TABLE) or e.axes(Use.IN)]
+            used = {event.node.id for event in events}
+            if used & branch.inside and not used & (skip - branch.inside):
+                yield path
+
+    def names(self, branch: Branch) -> frozenset[str]:
+        """The same, without the number of the block."""
+        return frozenset(map(self.opened, self.paths(branch)))
+
+    def kind(self, branch: Branch) -> Hashable:
+        """What a branch has in common with those of other layers."""
+        return branch.add.spot, self.names(branch)
 
 
 def _numbered(model: _Model) -> dict[tuple[str, int], Node]:
@@ -130,8 +167,9 @@ class Comparison:
             for growth, name in zip(growths, (path, one, other), strict=True):
                 growth[name] = axes | growth.get(name, frozenset())
         self._growth = growths[0]
-        self.large = _Model(large, given, growths[0])
-        self.small = _Model(others[0], given, _of_all(growths[1], small))
+        self.large = _Model(large, given, growths[0], self._opened)
+        growth = _of_all(growths[1], small)
+        self.small = _Model(others[0], given, growth, self._opened)
 
     def scales(self, point: Parametrization | None) -> Scales:
         """Roles from the programs, depth from their branches.
@@ -262,29 +300,12 @@ class Comparison:
                 ends, out = role.at, scale.width_out
         return width if last >= 0 else out
 
-    def _paths(self, model: _Model, branch: Branch) -> list[str]:
-        """The parameters that are used inside a branch."""
-        found = []
-        for path, events in zip(model.reading.path_of, model.axes.events, strict=True):
-            role = model.roles[path]
-            if role is not None and role.table:
-                # Rows that were looked up before are not used again by what they meet.
-                events = [e for e in events if e.axes(Use.TABLE) or e.axes(Use.IN)]
-            skip = {branch.add.id} if branch.trunk.weight else set()
-            used = {event.node.id for event in events}
-            if used & branch.inside and not used & (skip - branch.inside):
-                found.append(path)
-        return found
-
-    def _names(self, model: _Model, branch: Branch) -> frozenset[str]:
-        return frozenset(map(self._opened, self._paths(model, branch)))
-
     def _groups(self, model: _Model) -> dict[tuple[frozenset[str], bool], list[Branch]]:
         """Branches by their parameters, and by whether they hold other branches."""
         groups: dict[tuple[frozenset[str], bool], list[Branch]] = {}
         every = model.branches.all
         for branch in every:
-            names = self._names(model, branch)
+            names = model.names(branch)
             holds = any(x.add.id in branch.inside for x in every if x is not branch)
             groups.setdefault((names, holds), []).append(branch)
         return groups
@@ -350,7 +371,7 @@ class Comparison:
           ValueError: streams get deeper by different factors.
         """
         each = [
-            [(self._names(model, b), b) for b in branches]
+            [(model.names(b), b) for b in branches]
             for model, branches in ((self.small, small), (self.large, large))
         ]
         names_at = {b.add.id: names for names, b in each[1]}
@@ -420,20 +441,17 @@ class Comparison:
         self, added: list[tuple[Branch, float]], counted: list[Branch]
     ) -> list[Branch]:
         """Terms that are divided by their number, unless all branches are, too."""
-        streams = [
-            b.constant / like.constant for b, like in self._twins(counted) if like
-        ]
-        twins = self._twins([b for b, _ in added])
-        ratio = dict(
-            zip([b.add.id for b, _ in added], [r for _, r in added], strict=True)
-        )
+        if not added:
+            return []
+        streams = [ratio for _, like, ratio in self._pairs(counted) if like]
+        ratio = {b.add.id: ratio for b, ratio in added}
         found = [
             b
-            for b, like in twins
-            if like and _alike(b.constant / like.constant, 1 / ratio[b.add.id])
+            for b, like, constant in self._pairs([b for b, _ in added])
+            if like and alike(constant, 1 / ratio[b.add.id])
         ]
         if not found or (
-            streams and all(_alike(x, 1 / ratio[found[0].add.id]) for x in streams)
+            streams and all(alike(x, 1 / ratio[found[0].add.id]) for x in streams)
         ):
             return []
         return found
@@ -479,10 +497,10 @@ class Comparison:
         after, before = (m.branches.around for m in (self.large, self.small))
         grow = sum(b.add.runs for b in after) != sum(b.add.runs for b in before)
         every = *counted, *(after if grow else ())
-        inside = {p for b in every for p in self._paths(self.large, b)}
-        names = {self._names(self.large, b) for b in counted}
+        inside = {p for b in every for p in self.large.paths(b)}
+        names = {self.large.names(b) for b in counted}
         small = self._outermost(
-            [b for b in self.small.branches.all if self._names(self.small, b) in names]
+            [b for b in self.small.branches.all if self.small.names(b) in names]
         )
         for path in self._leaves:
             if path not in inside:
@@ -557,10 +575,8 @@ class Comparison:
         point: Parametrization | None,
     ) -> Parametrization | None:
         """Check the branches' constants, and carry them where there are none."""
-        ratios, pairs = [], self._twins(counted)
-        for (branch, like), ratio in zip(
-            pairs, self._branch_ratios(pairs), strict=True
-        ):
+        ratios = []
+        for branch, like, ratio in self._pairs(counted):
             own, of_kernels = 1.0, False
             if like:
                 own, of_kernels = self._of_widths(branch, like, ratio, depth, point)
@@ -568,7 +584,7 @@ class Comparison:
             ratios.append(ratio / own)
         if depth == 1:
             for branch, ratio in zip(counted, ratios, strict=True):
-                if not _alike(ratio, 1):
+                if not alike(ratio, 1):
                     raise ValueError(
                         f"the {branch.label} is multiplied by "
                         f"{ratio:.4g} times as much in the target as in the base, but "
@@ -579,11 +595,11 @@ class Comparison:
         expected = depth**-point.alpha
         if not isinstance(expected, float):
             return point
-        multiplied = [_alike(r, expected) for r in ratios]
-        plain = [_alike(r, 1) for r in ratios]
+        multiplied = [alike(r, expected) for r in ratios]
+        plain = [alike(r, 1) for r in ratios]
         if not (all(multiplied) or all(plain)):
             i = (multiplied if any(multiplied) else plain).index(False)
-            some = next(iter(self._paths(self.large, counted[i])), "")
+            some = next(iter(self.large.paths(counted[i])), "")
             raise ValueError(
                 f"the {counted[i].label}"
                 + (f", with {some!r}," if some else "")
@@ -597,30 +613,22 @@ class Comparison:
             self._carry(branch, point, expected)
         return point
 
-    def _branch_ratios(self, pairs: list[tuple[Branch, Branch | None]]) -> list[float]:
-        """The constants of branches over those of the base's branches."""
-        small: dict[Any, list[float]] = {}
-        for b in self._outermost(self.small.branches.all):
-            if b.constant:
-                small.setdefault(self._likeness(self.small, b), []).append(b.constant)
-        ratios = [b.constant / like.constant if like else 1.0 for b, like in pairs]
-        places: dict[Any, list[int]] = {}
-        for i, (branch, like) in enumerate(pairs):
-            if like:
-                key = self._likeness(self.large, branch)
-                places.setdefault(key, []).append(i)
-        for key in places.keys() & small.keys():
-            now = [pairs[i][0].constant for i in places[key]]
-            level = _level(now, small[key], lambda a, b: a / b)
-            if _is_unknown(level, small[key]):
-                raise _of_one_layer(pairs[places[key][0]][0].add)
-            for i, ratio in zip(places[key], level, strict=True):
-                ratios[i] = ratio
-        return ratios
-
-    def _likeness(self, model: _Model, branch: Branch) -> tuple[Any, ...]:
-        """What a branch has in common with those of other layers."""
-        return branch.add.spot, self._names(model, branch)
+    def _pairs(self, chosen: list[Branch]) -> list[tuple[Branch, Branch | None, float]]:
+        """Branches, their counterparts in the base, and the ratios of constants."""
+        grouped = kinds(
+            ((self.small.kind(b), b) for b in self.small.branches.all if b.constant),
+            ((self.large.kind(b), b) for b in chosen),
+        )
+        found: dict[int, tuple[Branch, Branch | None, float]] = {
+            id(b): (b, None, 1.0) for b in chosen
+        }
+        for kind in grouped.values():
+            ratios = kind.ratios(lambda now, then: now.constant / then.constant)
+            if ratios:
+                kind.check_known(ratios, kind.now[0].add)
+            for (now, then), ratio in zip(kind.twins, ratios, strict=True):
+                found[id(now)] = now, then, ratio
+        return [*found.values()]
 
     def _ends(self, branch: Branch) -> set[str]:
         return {self.large.path(end) for end in branch.ends}
@@ -642,7 +650,7 @@ class Comparison:
         Returns:
           The part, and whether it is that of the kernels which end the branch.
         """
-        if _alike(ratio, 1):
+        if alike(ratio, 1):
             return 1.0, False
         points = [point] if point else map(parametrization, ("depth_mup", "completep"))
         wanted = [1.0, *(depth**-p.alpha for p in points)] if depth != 1 else [1.0]
@@ -654,7 +662,7 @@ class Comparison:
             fan_in = max(self._found[path].width_in for path in kernels)
             options.insert(0, (fan_in**-0.5, True))
         own, of_kernels = next(
-            (x for x in options if any(_alike(ratio / x[0], one) for one in wanted)),
+            (x for x in options if any(alike(ratio / x[0], one) for one in wanted)),
             (1.0, False),
         )
         for path in kernels if of_kernels else ():
@@ -674,7 +682,7 @@ class Comparison:
         found = []
         now, then = self._sums_of(self.large, branch), self._sums_of(self.small, like)
         for (one, later), (other, before) in zip(now, then, strict=False):
-            if one.size != other.size and not _alike(later, before):
+            if one.size != other.size and not alike(later, before):
                 found.append((one, one.size / other.size, later / before))
         return found
 
@@ -699,7 +707,7 @@ class Comparison:
 
         Those of the branch, or if it has none, those of the model.
         """
-        inside = set(self._paths(self.large, branch)) & self._roots.keys()
+        inside = set(self.large.paths(branch)) & self._roots.keys()
         found = [self._roots[path] for path in inside or self._roots]
         return bool(found) and all(found)
 
@@ -713,7 +721,7 @@ class Comparison:
             nodes = [x.node for x in (role, before) if x and x.node is not None]
             fan_in = self._found[path].width_in
             if fan_in != 1 and len(nodes) == 2:
-                found[path] = _alike(self._ratio(*nodes), fan_in**-0.5)
+                found[path] = alike(self._ratio(*nodes), fan_in**-0.5)
         return found
 
     def _check_ends_agree(self, branch: Branch, twin: Branch, own: float) -> None:
@@ -723,38 +731,26 @@ class Comparison:
           branch, twin: a branch and that of the base.
           own: the part of the constant that belongs to its kernels alone.
         """
-        before = {self.small.path(e): e.factor for e in twin.ends}
+        grouped = kinds(
+            *(
+                [(self._opened(m.path(e)), e) for e in b.ends if e.factor]
+                for m, b in ((self.small, twin), (self.large, branch))
+            )
+        )
         ratios = {
-            path: end.factor / factor / (own if end.is_kernel else 1.0)
-            for end in branch.ends
-            if (factor := before.get(self.twin[path := self.large.path(end)]))
+            self.large.path(now): now.factor
+            / then.factor
+            / (own if now.is_kernel else 1.0)
+            for kind in grouped.values()
+            for now, then in kind.twins
         }
-        if ratios and not _alike(max(ratios.values()), min(ratios.values())):
+        if ratios and not alike(max(ratios.values()), min(ratios.values())):
             low, *_, high = sorted(ratios, key=ratios.__getitem__)
             raise ValueError(
                 f"the {branch.label} is multiplied in parts: "
                 f"{high!r} by {ratios[high]:.4g} times as much as in the base, {low!r} "
                 f"by {ratios[low]:.4g}; multiply the whole branch, biases included"
             )
-
-    def _twins(self, counted: list[Branch]) -> list[tuple[Branch, Branch | None]]:
-        """The branch of the base that has the same line and the same parameters."""
-        small = [(b, set(self._paths(self.small, b))) for b in self.small.branches.all]
-        number: dict[Any, int] = {}
-        found = []
-        for branch in self.large.branches.all:
-            twins = {self.twin[p] for p in self._paths(self.large, branch)}
-            like = [
-                b
-                for b, paths in small
-                if (paths & twins or paths == twins) and b.constant
-            ]
-            same = [b for b in like if b.add.spot == branch.add.spot] or like
-            key = tuple(b.add.id for b in same)
-            at = number[key] = number.get(key, -1) + 1
-            if branch in counted:
-                found.append((branch, same[at % len(same)] if same else None))
-        return sorted(found, key=lambda pair: counted.index(pair[0]))
 
     def _implied(
         self, counted: list[Branch], ratios: list[float], depth: float
@@ -763,7 +759,7 @@ class Comparison:
         layers = max(b.layers for b in counted)
         default = "depth_mup" if layers == 1 else "completep"
         for name in (default, "depth_mup", "completep"):
-            if all(_alike(r, depth ** -parametrization(name).alpha) for r in ratios):
+            if all(alike(r, depth ** -parametrization(name).alpha) for r in ratios):
                 return parametrization(name)
         return parametrization(default)
 
@@ -822,33 +818,35 @@ class Comparison:
             None,
         )
 
+    def _sums(self) -> list[Kind[Sum]]:
+        """The sums of products of activations that base and target have."""
+        found = kinds(
+            *(
+                [(self._key(m, x), x) for x in m.sums.all]
+                for m in (self.small, self.large)
+            )
+        )
+        return [kind for kind in found.values() if kind.then and kind.now]
+
     def _follow_sums(self) -> list[Sum]:
         """Check sums of products of activations; a factor's parameters carry the rest.
 
         Returns:
           Those over axes that grow, other than means.
         """
-        before: dict[Any, list[Sum]] = {}
-        for each in self.small.sums.all:
-            before.setdefault(self._key(self.small, each), []).append(each)
-        after: dict[Any, list[Sum]] = {}
-        for each in self.large.sums.all:
-            after.setdefault(self._key(self.large, each), []).append(each)
         growing, lacking = [], []
-        for key, now in after.items():
-            then = before.get(key, [])
-            if len({x.size for x in (*now, *then)}) < 2 or not then:
+        for kind in self._sums():
+            if len({x.size for x in (*kind.then, *kind.now)}) < 2:
                 continue
-            level = _level(now, then, self._lacks)
-            if _is_unknown(level, then):
-                raise _of_one_layer(now[0].node)
-            for i, wanted in enumerate(level):
-                each, growth = now[i], now[i].size / then[i % len(then)].size
+            ratios = kind.ratios(self._lacks)
+            kind.check_known(ratios, kind.now[0].node)
+            for (each, then), wanted in zip(kind.twins, ratios, strict=True):
+                growth = each.size / then.size
                 if growth == 1:
                     continue
-                if not _alike(wanted, 1):
+                if not alike(wanted, 1):
                     lacking.append((each, wanted, growth))
-                if not _alike(wanted, 1) or len(set(each.sides)) > 1:
+                if not alike(wanted, 1) or len(set(each.sides)) > 1:
                     growing.append(each)
         lacking.sort(key=lambda each: each[0].node.id)
         carried: set[int] = set()
@@ -864,17 +862,15 @@ class Comparison:
         linear attention, or the steps of an inner optimizer. Otherwise their sum needs
         a factor of 1/n beside queries or results, and is an activation.
         """
-        before = {self._key(self.small, each): each for each in self.small.sums.all}
-        for now in self.large.sums.all:
-            then = before.get(self._key(self.large, now))
+        for now, then in itertools.chain(*(kind.twins for kind in self._sums())):
             at, params = self.large.axes.states.get(now.node.id, (0, ()))
-            if not params or then is None or now.size == then.size:
+            if not params or now.size == then.size:
                 continue
             term, _ = self.large.branches.gained(now.sides[at])
             other, _ = self.small.branches.gained(then.sides[at])
             ratio = self._side(self.large, term)[1] / self._side(self.small, other)[1]
             step = self.large.branches.is_step(term)
-            if step or _alike(ratio, then.size / now.size):
+            if step or alike(ratio, then.size / now.size):
                 self._of_kernels.add(now.node.id)
                 continue
             for param in params:
@@ -915,8 +911,8 @@ class Comparison:
         for side in self.large.sums.queries_first(of):
             paths = self._params(side)
             same = [(s, w) for s, w, _ in lacking if paths & self._all_params(s)]
-            alike = all(_alike(w, wanted) for _, w in same)
-            if alike and self._carried_by(paths, wanted, [s for s, _ in same]):
+            equal = all(alike(w, wanted) for _, w in same)
+            if equal and self._carried_by(paths, wanted, [s for s, _ in same]):
                 return {s.node.id for s, _ in same}
         raise ValueError(
             f"the sum over products of activations at {of.node.line} has {growth:g} "
@@ -1028,53 +1024,44 @@ class Comparison:
             known |= self._all_params(each)
             for side in each.sides:
                 known |= self._sources(self.large, side, linear=True)
-        ratios = self._layer_ratios()
-        for path, ratio in ratios.items():
-            scale, role = self._found[path], self.large.roles[path]
-            assert role is not None
-            if path in known:
-                continue
-            if role.tied:
-                self._follow_tied(path)
-                continue
-            if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
-                continue
-            if math.isnan(ratio):
+        for kind in self._layers():
+            ratios = kind.ratios(self._ratio_of_layers)
+            for (role, _), ratio in zip(kind.twins, ratios, strict=True):
+                scale, path = self._found[role.path], role.path
+                if path in known:
+                    continue
+                if role.tied:
+                    self._follow_tied(path)
+                    continue
+                if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
+                    continue
                 assert role.node is not None
-                raise _of_one_layer(role.node)
-            if self.large.sums.is_scale_free(self._param(path)):
-                self._check_norm(path, role, ratio)  # weight normalization
-                continue
-            if not _alike(ratio, 1):
-                self._multiply(path, 1 / ratio)
+                kind.check_known(ratios, role.node)
+                if self.large.sums.is_scale_free(self._param(path)):
+                    self._check_norm(path, role, ratio)  # weight normalization
+                elif not alike(ratio, 1):
+                    self._multiply(path, 1 / ratio)
 
-    def _layer_ratios(self) -> dict[str, float]:
-        """The constants on each parameter's layer, over those in the base.
-
-        NaN where layers have several, and the base has one layer.
-        """
-        small, large = self._kinds(self.small), self._kinds(self.large)
-        found: dict[str, float] = {}
-        for (name, shapes), now in large.items():
-            then = small.get((name, shapes[:1]))
-            if then:
-                one, other = ([node for _, node in x] for x in (now, then))
-                level = _level(one, other, self._ratio)
-                if _is_unknown(level, other):
-                    level = [math.nan] * len(now)
-                found |= dict(zip([path for path, _ in now], level, strict=True))
-        return found
-
-    def _kinds(self, model: _Model) -> dict[Any, list[tuple[str, Node]]]:
+    def _layers(self) -> list[Kind[Found]]:
         """The layers of parameters of the same name and shape, in their order."""
-        found: dict[Any, list[tuple[str, Node]]] = {}
-        for role in sorted(filter(None, model.roles.values()), key=lambda x: x.at):
-            if role.node is not None:
-                own = (model.reading.leaves[role.path].shape,)
-                shapes = own if model is self.small else self._shapes[role.path]
-                kind = self._opened(role.path), shapes
-                found.setdefault(kind, []).append((role.path, role.node))
-        return found
+        found = kinds(*map(self._roles_by_kind, (self.small, self.large)))
+        return [kind for kind in found.values() if kind.then]
+
+    def _roles_by_kind(self, model: _Model) -> list[tuple[Hashable, Found]]:
+        roles = sorted(filter(None, model.roles.values()), key=lambda x: x.at)
+        shapes = {path: x.shape for path, x in self.small.reading.leaves.items()}
+        if model is self.large:
+            shapes = {path: before for path, (before, *_) in self._shapes.items()}
+        return [
+            ((self._opened(x.path), shapes[x.path]), x)
+            for x in roles
+            if x.node is not None
+        ]
+
+    def _ratio_of_layers(self, now: Found, then: Found) -> float:
+        assert now.node is not None
+        assert then.node is not None
+        return self._ratio(now.node, then.node)
 
     def _check_norm(self, path: str, role: Found, ratio: float) -> None:
         """Raise a `ValueError` if a kernel's norm is also over outputs that grow."""
@@ -1087,8 +1074,8 @@ class Comparison:
             own = {axis for param, axis in summed if param == index}
             outs = own & {*role.out_axes} & self._growth[path]
             growth = math.prod(large[a] / small[a] for a in outs) ** 0.5
-            if own & {*role.in_axes} and not _alike(growth, 1):
-                if _alike(ratio, growth):
+            if own & {*role.in_axes} and not alike(growth, 1):
+                if alike(ratio, growth):
                     return
                 raise ValueError(
                     f"{path!r} is divided by a norm over its inputs and its outputs "
@@ -1142,7 +1129,7 @@ class Comparison:
         )
         # The table carries what multiplies it, also as the readout.
         ratio = self._ratio(now, then) / first
-        if _alike(ratio, 1 / width):
+        if alike(ratio, 1 / width):
             return
         data = next(x for x in now.operands if x.data)
         logits = Sum(now, (data,), round(width))
@@ -1155,45 +1142,3 @@ class Comparison:
                 f"this product, by {rest:.4g}, i.e. by (base width / width)**"
                 f"{math.log(rest) / -math.log(width):.4g}"
             )
-
-
-def _alike(one: float, other: float) -> bool:
-    return one > 0 and other > 0 and abs(math.log(one / other)) < _ALIKE
-
-
-def _level(
-    now: Sequence[T], then: Sequence[T], ratio: Callable[[T, T], float]
-) -> list[float]:
-    """The ratio of each layer of the target to its counterpart in the base.
-
-    A constant may depend on the number of the layer, e.g. 1 / sqrt(1 + i). Then the
-    layers with the same number are counterparts, and those beyond are like them.
-
-    Args:
-      now, then: what corresponds to each other, in the order of the layers.
-      ratio: that of a constant of the target to one of the base.
-    """
-    each = [ratio(x, then[i % len(then)]) for i, x in enumerate(now)]
-    first = each[: len(then)]
-    varies = any(not _alike(ratio(now[0], x), first[0]) for x in then)
-    if not varies or all(_alike(x, first[i % len(then)]) for i, x in enumerate(each)):
-        return each
-    if all(_alike(x, first[0]) for x in first):
-        return [first[0]] * len(now)
-    return [ratio(now[-1], then[-1])] * len(now)  # it depends on the share of layers
-
-
-def _is_unknown(level: Sequence[float], then: Sequence[Any]) -> bool:
-    """Whether layers differ in their ratio to the base's, which has only one."""
-    return len(then) == 1 and not all(
-        x == level[0] or _alike(x, level[0]) for x in level
-    )
-
-
-def _of_one_layer(node: Node) -> ValueError:
-    at = f"at {node.line}" if node.line else f"of a {node.op!r}"
-    return ValueError(
-        f"the constants {at} differ between the layers of the target, and the base has "
-        "one such layer, so that it does not show which factor belongs to the width; "
-        "build a base with at least two of these layers"
-    )

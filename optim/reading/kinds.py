@@ -1,0 +1,93 @@
+"""Pair what corresponds to each other in base and target: things of one kind."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, TypeVar
+
+from .program import Node
+
+T = TypeVar("T")
+_ALIKE = 0.01  # constants count as equal if their logarithms differ by less
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind(Generic[T]):
+    """What layers have in common, e.g. their additions to the stream on one line.
+
+    Attributes:
+      then: those of the base, in the order of its layers.
+      now: those of the target.
+    """
+
+    then: list[T]
+    now: list[T]
+
+    @property
+    def twins(self) -> list[tuple[T, T]]:
+        """Each thing of the target, and the one of the base with its number."""
+        return list(zip(self.now, itertools.cycle(self.then), strict=False))
+
+    def counts(self, number: Callable[[T], int]) -> tuple[int, int]:
+        """How many there are in the base, and in the target."""
+        return sum(map(number, self.then)), sum(map(number, self.now))
+
+    def ratios(self, ratio: Callable[[T, T], float]) -> list[float]:
+        """The ratio of a constant of each to that of its counterpart in the base.
+
+        A constant may depend on the number of the layer, e.g. 1 / sqrt(1 + i). Then the
+        layers with the same number are counterparts, and those beyond are like them.
+
+        Args:
+          ratio: that of a constant of the target to one of the base.
+        """
+        each = [ratio(one, other) for one, other in self.twins]
+        if not each:
+            return []
+        first = each[: len(self.then)]
+        varies = any(not alike(ratio(self.now[0], x), first[0]) for x in self.then)
+        if not varies or all(alike(*x) for x in zip(each, itertools.cycle(first))):
+            return each
+        if all(alike(x, first[0]) for x in first):
+            return [first[0]] * len(each)
+        # It depends on the share of layers.
+        return [ratio(self.now[-1], self.then[-1])] * len(each)
+
+    def check_known(self, ratios: list[float], node: Node) -> None:
+        """Raise a `ValueError` if ratios to the only layer of the base differ."""
+        if len(self.then) > 1 or all(
+            x == ratios[0] or alike(x, ratios[0]) for x in ratios
+        ):
+            return
+        at = f"at {node.line}" if node.line else f"of a {node.op!r}"
+        raise ValueError(
+            f"the constants {at} differ between the layers of the target, and the base "
+            "has one such layer, so that it does not show which factor belongs to the "
+            "width; build a base with at least two of these layers"
+        )
+
+
+def kinds(
+    small: Iterable[tuple[Hashable, T]], large: Iterable[tuple[Hashable, T]]
+) -> dict[Hashable, Kind[T]]:
+    """Group things of base and target by their kinds.
+
+    Args:
+      small, large: the things of each, in the order of the program, with their kinds.
+
+    Examples:
+      >>> kinds([("a", 1)], [("a", 2), ("b", 5), ("a", 3)])["a"].twins
+      [(2, 1), (3, 1)]
+    """
+    found: dict[Hashable, Kind[T]] = {}
+    for kind, thing in large:
+        found.setdefault(kind, Kind([], [])).now.append(thing)
+    for kind, thing in small:
+        found.setdefault(kind, Kind([], [])).then.append(thing)
+    return found
+
+
+def alike(one: float, other: float) -> bool:
+    """Whether two constants are equal, but for rounding."""
+    return one > 0 and other > 0 and abs(math.log(one / other)) < _ALIKE
