@@ -803,8 +803,9 @@ class Branches:
             if x.weight and y.data:
                 inner, unit = self.inner(y), self.unit(y)
                 ends = []
-                # A gain may be no multiple of parameters, e.g. their cosine.
-                with contextlib.suppress(*[Failure] * (node.op == "mul")):
+                # It may be no multiple of parameters, e.g. their cosine, or a kernel
+                # that is divided by its norm. Then what it multiplies is.
+                with contextlib.suppress(Failure):
                     ends = self._used(x, node, inner)
                 if ends and not self._is_shared(ends):
                     return [dataclasses.replace(e, unit=unit) for e in ends]

@@ -193,7 +193,7 @@ class Comparison:
             path: self._scale(path, depth, path in inside) for path in self._leaves
         }
         self._found = found
-        if not counted and self._deeper():
+        if not counted and self._deeper:
             depth = self._plain_depth(point)
         elif own is None:
             point = self._follow_branches(counted, depth, point)
@@ -231,9 +231,9 @@ class Comparison:
 
     def _scale(self, path: str, depth: float, inside: bool) -> ParamScale:
         role, grows = self.large.roles[path], self._growth[path]
+        if grows and self._is_unknown(path):
+            raise ValueError(self._unused())
         if role is None:
-            if grows:
-                raise ValueError(self._unused())
             role = Found(path, (), (), (), False, False, None)
         if grows & set(role.mixed):
             raise ValueError(
@@ -274,14 +274,28 @@ class Comparison:
             base_head_shape=small_heads if heads else (),
         )
 
+    def _is_unknown(self, path: str) -> bool:
+        """Whether the program does not use a parameter, and its layer says too little.
+
+        A layer says nothing of branches, which matter where the target has more of it.
+        """
+        role = self.large.roles[path]
+        return role is None or (role.uncalled and path in self._deeper)
+
     def _unused(self) -> str:
         """Which parameters' use is not known, and what to do."""
-        unused = [p for p, x in self.large.roles.items() if x is None]
+        unused = filter(self._is_unknown, self._leaves)
         shapes = {p: self._leaves[p].shape for p in unused if self._growth[p]}
+        deep = next((p for p in shapes if p in self._deeper), None)
         return (
             f"the forward pass does not use {some([*shapes])}; pass "
-            "call=lambda model, *inputs: ... that does (the loss, for example),"
-            f" or declare the axes: {remedy(shapes)}"
+            "call=lambda model, *inputs: ... that does (the loss, for example), "
+            + (
+                f"or declare the axes: {remedy(shapes)}"
+                if deep is None
+                else f"so that the multipliers of layers like {deep!r}, of which the "
+                "target has more, are known"
+            )
         )
 
     def _last_width(self) -> float:
@@ -525,6 +539,7 @@ class Comparison:
             fed |= {b.add.id: b for b in feeds}
         return float(sum(b.runs for b in fed.values()) / number)
 
+    @functools.cached_property
     def _deeper(self) -> dict[str, float]:
         """Parameters of layers that the base has fewer of: {path: ratio}."""
         names = [self._opened(p) for p in self._leaves]
@@ -547,7 +562,7 @@ class Comparison:
     def _check_only_sums_deepen(self, added: list[Branch]) -> None:
         """Raise a `ValueError` if layers that are no terms of a sum are in a row."""
         inside = self._inside(added)
-        for path, ratio in self._deeper().items():
+        for path, ratio in self._deeper.items():
             if path not in inside:
                 raise ValueError(
                     f"the target has {ratio:g} times as many layers like {path!r} as "
@@ -558,7 +573,7 @@ class Comparison:
 
     def _plain_depth(self, point: Parametrization | None) -> float:
         """The depth ratio of a network without residual branches."""
-        path, ratio = next(iter(self._deeper().items()))
+        path, ratio = next(iter(self._deeper.items()))
         if point is None or (point.branches_only and point.name not in ("sp", "mup")):
             raise ValueError(
                 f"the target has {ratio:g} times as many layers like {path!r} as the "
@@ -1022,8 +1037,9 @@ class Comparison:
         known = {self.large.path(e) for b in every for e in b.ends}
         for each in sums:
             known |= self._all_params(each)
-            for side in each.sides:
-                known |= self._sources(self.large, side, linear=True)
+        sides = [side for each in sums for side in each.sides]
+        for node in (*(b.end for b in every), *sides):
+            known |= self._sources(self.large, node, linear=True)
         for kind in self._layers():
             ratios = kind.ratios(self._ratio_of_layers)
             for (role, _), ratio in zip(kind.twins, ratios, strict=True):
@@ -1135,10 +1151,15 @@ class Comparison:
         logits = Sum(now, (data,), round(width))
         rest = 1 / width / ratio
         if not self._carried_by(self._params(data), rest, [logits]):
+            other = "".join(
+                f"; or, if the loss uses these logits alone, return only them by "
+                f"call=lambda model, *inputs: ..., so that {name!r} can carry it"
+                for name in sorted(self._params(data))[:1]
+            )
             raise ValueError(
                 f"the embedding {path!r} is also the readout ({now.line}); its logits "
                 f"need a multiplier of base width / width (here {1 / width:.4g}), of "
                 f"which they have {ratio:.4g}: multiply the logits, or the input of "
                 f"this product, by {rest:.4g}, i.e. by (base width / width)**"
-                f"{math.log(rest) / -math.log(width):.4g}"
+                f"{math.log(rest) / -math.log(width):.4g}{other}"
             )

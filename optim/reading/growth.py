@@ -52,7 +52,7 @@ def grown(role: Found, shapes: Shapes, *, fractional: bool, **more: Any) -> Para
         role.in_axes,
         role.out_axes,
         grows=widths,
-        origin=role.line or "declared",
+        origin=role.line or ("not called" if role.uncalled else "declared"),
         **more,
     )
 

@@ -31,9 +31,14 @@ class Leaves(dict[str, jax.ShapeDtypeStruct]):
     Attributes:
       parametrization: the one that the model was built with, for models of the zoo;
         None for others.
+      layers: {path: axes, as they are declared} of parameters of well-known layers.
     """
 
     parametrization: Parametrization | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: dict[str, str] = {}
 
 
 def leaves(model: Any, which: str) -> Leaves:
@@ -150,6 +155,7 @@ def read_into(model: Any, read: Leaves) -> None:
         own = getattr(getattr(model, "plan", None), "parametrization", None)
         if isinstance(own, Parametrization):
             read.parametrization = own
+        read.layers |= _of_layers(model)
     model = trainable(model)
     # Who passes a state has chosen its variables.
     chosen = has_base(model, "State")
@@ -180,6 +186,36 @@ def read_into(model: Any, read: Leaves) -> None:
                 "them, so that no name holds a slash"
             )
         read[path_string(path)] = jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+
+_NORM, _BIAS = {"scale": "d", "bias": "d"}, {"bias": "d"}
+_EQUINOX_NORM = {"weight": "d", "bias": "d"}
+# By package and class, what its parameters do wherever a model calls it.
+_LAYERS = {
+    ("flax", "Linear"): {"kernel": "in -> out", **_BIAS},
+    ("flax", "Embed"): {"embedding": "vocab: d"},
+    ("flax", "Conv"): {"kernel": "h w in -> out", **_BIAS},
+    **{("flax", n + "Norm"): _NORM for n in ("Layer", "RMS", "Batch", "Group")},
+    ("equinox", "Linear"): {"weight": "out <- in", **_BIAS},
+    ("equinox", "Embedding"): {"weight": "vocab: d"},
+    ("equinox", "Conv2d"): {"weight": "out <- in h w", "bias": "d h w"},
+    **{("equinox", n + "Norm"): _EQUINOX_NORM for n in ("Layer", "RMS", "Group")},
+}
+
+
+def _of_layers(model: Any) -> dict[str, str]:
+    """The axes of the parameters of well-known layers, by path."""
+
+    def known(node: Any) -> dict[str, str]:
+        kind = type(node)
+        return _LAYERS.get((kind.__module__.partition(".")[0], kind.__name__), {})
+
+    layers = jax.tree_util.tree_flatten_with_path(model, lambda x: bool(known(x)))[0]
+    return {
+        "/".join(filter(None, (path_string(keys), name))): axes
+        for keys, layer in layers
+        for name, axes in known(layer).items()
+    }
 
 
 def _content(path: str, variable: Any) -> Any:

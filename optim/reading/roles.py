@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ..scales.declare import AxesOf, Declarations
+from ..scales.declare import AxesOf, Declarations, parsed
 from ..scales.patterns import pattern
 from .axes import Axes, Event, Use
 from .leaves import whole
@@ -25,6 +25,7 @@ class Found:
       node: the operation that decides; None if the user declared the axes.
       tied_node: the product of a tied table with activations.
       mixed: the axes of which a part is summed over and a part indexes results.
+      uncalled: whether it belongs to a well-known layer that the program does not call.
     """
 
     path: str
@@ -36,6 +37,7 @@ class Found:
     node: Node | None
     tied_node: Node | None = None
     mixed: tuple[int, ...] = ()
+    uncalled: bool = False
 
     @property
     def reversed(self) -> "Found":
@@ -92,6 +94,14 @@ def find_roles(
             sliced |= {a for a, n in enumerate(reading.leaves[path].shape) if n == 1}
         units = {a for p, a in axes.units if p == index}
         read = _found(path, rank, events, sliced, units)
+        layer = reading.leaves.layers.get(path)
+        if read is None and told is None and layer is not None:
+            own = parsed(path, layer)
+            if own.rank == rank:  # else it is a stack of layers
+                found[path] = dataclasses.replace(
+                    from_declaration(path, own), uncalled=True
+                )
+                continue
         found[path] = (
             read
             if told is None
@@ -109,15 +119,14 @@ def from_declaration(path: str, told: AxesOf) -> Found:
 
 def remedy(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """An example of declarations of these parameters."""
-    alike: dict[int, list[str]] = {}
+    alike: dict[str, list[str]] = {}
     for path, shape in shapes.items():
-        alike.setdefault(len(shape), []).append(whole(path))
-    told = []
-    for rank, paths in alike.items():
-        text = {0: "", 1: "d", 2: "in -> out"}.get(
-            rank, " ".join("abcdefgh"[: rank - 1]) + " -> out"
-        )
-        told.append(f"r'{pattern(*paths)}': '{text}'")
+        first = " ".join("abcdefgh"[: len(shape) - 1])
+        text = "in -> out" if len(shape) == 2 else f"{first} -> out"
+        if max(shape[:-1], default=1) == 1:  # a bias, a token
+            text = f"{first} d".strip() if shape else ""
+        alike.setdefault(text, []).append(whole(path))
+    told = [f"r'{pattern(*paths)}': '{text}'" for text, paths in alike.items()]
     return (
         f"axes={{{', '.join(told)}}}, with the axes that are summed over left of the "
         "arrow"

@@ -197,7 +197,7 @@ def _numbered(
 
 def _cut(reading: Reading, cuts: Mapping[str, ByAxis]) -> Reading:
     leaves, paths = Leaves(), []
-    leaves.parametrization = reading.leaves.parametrization
+    vars(leaves).update(vars(reading.leaves))
     for path, leaf in reading.leaves.items():
         for name, _, shape in _pieces(path, leaf.shape, cuts.get(path, {})):
             leaves[name] = jax.ShapeDtypeStruct(shape, leaf.dtype)

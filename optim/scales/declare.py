@@ -42,6 +42,11 @@ class AxesOf:
     text: str
     heads: int | None = None
 
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.in_axes) + len(self.out_axes) + len(self.copies)
+
     def head_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the part of one head; () if no axis is called `heads`."""
         if self.heads is None or not self.in_axes:
@@ -66,7 +71,7 @@ class Declarations:
                 f"axes={axes!r} must be {{regular expression: names of axes}}; write "
                 f"{_FORMS}"
             )
-        self._axes = [(Pattern("axes", p), _parsed(p, a)) for p, a in axes.items()]
+        self._axes = [(Pattern("axes", p), parsed(p, a)) for p, a in axes.items()]
         self._branches = Pattern("branches", branches)
 
     def __bool__(self) -> bool:
@@ -79,10 +84,10 @@ class Declarations:
           ValueError: the declaration has another number of axes than the parameter.
         """
         found = next((a for p, a in self._axes if p.matches(path)), None)
-        if found is not None and _rank(found) != len(shape):
+        if found is not None and found.rank != len(shape):
             raise ValueError(
                 f"{path!r} has the shape {shape}, but {found.text!r} names "
-                f"{_rank(found)} axes; write one name for each of its {len(shape)} axes"
+                f"{found.rank} axes; write one name for each of its {len(shape)} axes"
             )
         return found
 
@@ -187,15 +192,11 @@ def declared(axes: "Mapping[str, str] | Declarations | None") -> Declarations:
     return axes if isinstance(axes, Declarations) else Declarations(axes or {})
 
 
-def _rank(axes: AxesOf) -> int:
-    return len(axes.in_axes) + len(axes.out_axes) + len(axes.copies)
-
-
-def _parsed(pattern: str, text: Any) -> AxesOf:
-    """Parse the declaration of one pattern.
+def parsed(pattern: str, text: Any) -> AxesOf:
+    """Parse the declaration of one pattern, or path.
 
     Examples:
-      >>> _parsed("w", "layers: d -> h k").out_axes, _parsed("w", "out <- in").in_axes
+      >>> parsed("w", "layers: d -> h k").out_axes, parsed("w", "out <- in").in_axes
       ((2, 3), (1,))
     """
     wrong = f"axes={{{pattern!r}: {text!r}}} cannot be read; write {_FORMS}"

@@ -407,3 +407,29 @@ def capsules_with_dynamic_routing(n):
         return jnp.sqrt((v**2).sum(-1) + 1e-6)
 
     return p, (floats(4, 5),), call
+
+
+def standardized(n, L, factor):
+    p = zeros(**{"in": (3, 3, 3, n), "out": (n, 4)})
+    p["b"] = layers(L, g=(n,), c=(n,), w=(3, 3, n, n))
+
+    def call(p, x):
+        x = conv(x, p["in"])
+        for w in p["b"]:
+            y = jax.nn.relu(norm(x) * w["g"] + w["c"])
+            mean = w["w"].mean((0, 1, 2))
+            x = x + factor * conv(y, (w["w"] - mean) / (w["w"].std((0, 1, 2)) + 0.1))
+        return norm(x).mean((1, 2)) @ p["out"]
+
+    return p, IMAGE, call
+
+
+# It is no multiple of its parameters; the gain before it and ReLU is.
+@program({**ENDS, r"b/\d/(g|c)": "Ve", r"b/\d/w": "Hb"}, deep=True)
+def branches_that_end_in_standardized_kernels(n, L):
+    return standardized(n, L, 1.0)
+
+
+@program({**ENDS, r"b/\d/(g|c)": "Vb", r"b/\d/w": "Hb"}, deep=True)
+def branches_that_multiply_standardized_kernels(n, L):
+    return standardized(n, L, 2 / L)

@@ -110,18 +110,22 @@ def nnx_convolutional_autoencoder(n):
     return (lambda: Model(nnx.Rngs(0))), IMAGE
 
 
-# Flax stores the gain of WeightNorm as a plain array, which no optimizer trains.
+# Flax stores the gain of WeightNorm as a plain array, which no optimizer trains, so the
+# layer before carries the multiplier. Heads that this call leaves out are known layers.
 @program(
     {
         **dense("patch", "I", "V"),
         r"blocks/\d/norm/(scale|bias)": "Vb",
-        **dense(r"blocks/\d/(up|down)", "H", "V", "b"),
+        **dense(r"blocks/\d/up", "H", "V", "e"),
+        r"blocks/\d/down/kernel": "Hb",
+        r"blocks/\d/down/bias": "Ve",
         **dense("head", "O", "F"),
+        **dense("lm_head", "O", "F"),
+        "embed/embedding": "I",
     },
     deep=True,
-    asks=r"modules.py:\d+ does not end in .*multiply this branch by \(depth / base depth\)\*\*-1",
 )
-def nnx_weight_norm_at_the_end_of_a_branch(n, L, remedy=False):
+def nnx_weight_norm_at_the_end_of_a_branch(n, L):
     class Block(nnx.Module):
         def __init__(self, rngs):
             self.norm = nnx.LayerNorm(n, rngs=rngs)
@@ -130,14 +134,15 @@ def nnx_weight_norm_at_the_end_of_a_branch(n, L, remedy=False):
             self.wn = nnx.WeightNorm(self.down, rngs=rngs)
 
         def __call__(self, x):
-            factor = (L / 2) ** -1 if remedy else 1.0
-            return x + factor * self.wn(nnx.relu(self.up(self.norm(x))))
+            return x + self.wn(nnx.relu(self.up(self.norm(x))))
 
     class Model(nnx.Module):
         def __init__(self, rngs):
             self.patch = nnx.Linear(5, n, rngs=rngs)
             self.blocks = nnx.List(Block(rngs) for _ in range(L))
             self.head = nnx.Linear(n, 3, rngs=rngs)
+            self.embed = nnx.Embed(9, n, rngs=rngs)
+            self.lm_head = nnx.Linear(n, 9, rngs=rngs)
 
         def __call__(self, x):
             x = self.patch(x)
@@ -146,6 +151,35 @@ def nnx_weight_norm_at_the_end_of_a_branch(n, L, remedy=False):
             return self.head(x)
 
     return (lambda: Model(nnx.Rngs(0))), S
+
+
+class Masked(eqx.Module):
+    embed: eqx.nn.Linear
+    decode: eqx.nn.Linear
+    mask: jax.Array
+
+    def __init__(self, n):
+        self.embed = eqx.nn.Linear(5, n, key=KEY)
+        self.decode = eqx.nn.Linear(n, 5, key=KEY)
+        self.mask = jnp.zeros((1, 1, n))
+
+    def __call__(self, x, masks=None):
+        x = jax.vmap(jax.vmap(self.embed))(x)
+        return x if masks is None else jnp.where(masks[..., None], self.mask, x)
+
+
+@program(
+    {
+        "embed/weight": "I",
+        "embed/bias|mask": "V",
+        "decode/weight": "O",
+        "decode/bias": "F",
+    },
+    asks=r"does not use 'mask'; pass call=.*axes=\{r'\^mask\$': 'a b d'\}",
+)
+def equinox_with_a_token_that_is_used_with_masks(n, remedy=False):
+    masks = jax.ShapeDtypeStruct((2, 6), bool)
+    return (lambda: Masked(n)), (*S, masks) if remedy else S
 
 
 @program({**dense("shared", "I", "V"), **dense("actor", "O", "F"), **dense("critic/0", "H", "V"), **dense("critic/1", "O", "F"), "log_std": "F"})  # fmt: skip
