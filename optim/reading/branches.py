@@ -652,6 +652,9 @@ class Branches:
             ends, failure = tuple(self._ends_of_layers(add, trunk, end)), None
         except Failure as reason:
             ends, failure = (), reason.node
+        constant = self.constant(end, ends)
+        # In (1 - c) x + c f(x), c is all of the multiplier: 1 - c tends to 1.
+        is_share = any(abs(skip**n + constant**n - 1) < 1e-5 for n in (1, 2))
         return Branch(
             add,
             trunk,
@@ -660,7 +663,7 @@ class Branches:
             runs,
             ends,
             failure,
-            self.constant(end, ends) / skip,
+            constant if is_share else constant / skip,
             self.layers(inside),
         )
 

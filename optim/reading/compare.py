@@ -14,7 +14,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from typing import Any
+from typing import Any, TypeVar
 
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
@@ -37,6 +37,9 @@ from .sums import Sum, Sums
 from .totals import Totals
 
 _MULTILINEAR = ("add", "sub", "mul", "carry", "last", "scan_out", *PRODUCTS)
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class _Model:
@@ -69,6 +72,10 @@ class _Model:
         self.branches = Branches(program, self.axes)
         self.totals = Totals(program, self.axes, self.branches)
         self.sums = Sums(program, self.axes, self.branches)
+        # Logits that each layer adds to those of the layer before are no stream.
+        self.branches.all = [
+            b for b in self.branches.all if b.add.id not in self.sums.totals
+        ]
         self.heads = find_heads(reading, self.axes)
 
     def events(self, path: str) -> list[Event]:
@@ -97,6 +104,12 @@ class _Model:
     def names(self, branch: Branch) -> frozenset[str]:
         """The same, without the number of the block."""
         return frozenset(map(self.opened, self.paths(branch)))
+
+    def holds(self, branch: Branch) -> bool:
+        """Whether there are other branches inside a branch."""
+        return any(
+            x.add.id in branch.inside for x in self.branches.all if x is not branch
+        )
 
     def kind(self, branch: Branch) -> Hashable:
         """What a branch has in common with those of other layers."""
@@ -314,47 +327,36 @@ class Comparison:
                 ends, out = role.at, scale.width_out
         return width if last >= 0 else out
 
-    def _groups(self, model: _Model) -> dict[tuple[frozenset[str], bool], list[Branch]]:
-        """Branches by their parameters, and by whether they hold other branches."""
-        groups: dict[tuple[frozenset[str], bool], list[Branch]] = {}
-        every = model.branches.all
-        for branch in every:
-            names = model.names(branch)
-            holds = any(x.add.id in branch.inside for x in every if x is not branch)
-            groups.setdefault((names, holds), []).append(branch)
-        return groups
+    def _kinds(self, of: Callable[[_Model], Iterable[tuple[K, T]]]) -> dict[K, Kind[T]]:
+        """What base and target have, by kind; `of` gives pairs (kind, thing)."""
+        return kinds(of(self.small), of(self.large))
 
     def _counted(self) -> tuple[list[Branch], float]:
         """The target's branches whose number is its depth, and the depth ratio."""
-        small, large = self._groups(self.small), self._groups(self.large)
-        counts = {
-            key: tuple(sum(b.runs for b in g.get(key, [])) for g in (small, large))
-            for key in {**small, **large}
-        }
-        if all(a == b for a, b in counts.values()):
+        groups = self._kinds(
+            lambda m: [((m.names(b), m.holds(b)), b) for b in m.branches.all]
+        )
+        grown = {key for key, kind in groups.items() if kind.grows}
+        if not grown:
             return self._outermost(self.large.branches.all), 1.0
         # A branch that stands once in both, e.g. in the stem, is no depth; nor is one
         # around others whose number does not grow, as the skips of a U-Net.
-        grown = {n for k, (a, b) in counts.items() if a != b for n in k[0]}
-        kept = {
-            key for key, (a, b) in counts.items() if max(a, b) > 1 or key[0] & grown
-        }
-        growing = [
-            b for k, g in large.items() for b in g if counts[k][0] != counts[k][1]
+        names = frozenset().union(*(of for of, _ in grown))
+        adds = {b.add.id for key in grown for b in groups[key].now}
+        kept = [
+            kind
+            for key, kind in groups.items()
+            if key in grown
+            or (
+                (kind.numbers[0] > 1 or key[0] & names)
+                and not any(adds & b.inside for b in kind.now)
+            )
         ]
-        around = {
-            key
-            for key in kept
-            if counts[key][0] == counts[key][1]
-            and any(x.add.id in b.inside for b in large.get(key, []) for x in growing)
-        }
-        kept -= around
-        chosen = [
-            self._outermost([b for k, g in groups.items() if k in kept for b in g])
-            for groups in (small, large)
-        ]
-        chosen = self._deep_streams(*chosen)
-        before, after = (sum(b.runs for b in each) for each in chosen)
+        small, large = self._deep_streams(
+            self._outermost([b for kind in kept for b in kind.then]),
+            self._outermost([b for kind in kept for b in kind.now]),
+        )
+        before, after = Kind(small, large).numbers
         if not before:
             raise ValueError(
                 "the target has residual branches and the base has none like them; "
@@ -363,63 +365,62 @@ class Comparison:
         if after < before and not self.fractional:
             raise ValueError(
                 f"the target has {after} residual additions and the base {before} "
-                f"({chosen[0][0].add.line}); the base comes first: swap the two, or "
-                "pass fractional=True if the target is meant to be shallower"
+                f"({min(small, key=place).add.line}); the base comes first: swap the "
+                "two, or pass fractional=True if the target is meant to be shallower"
             )
         if not after:
             raise ValueError(
                 "the base has residual branches and the target has none; build both by "
                 "the same code"
             )
-        return sorted(chosen[1], key=place), after / before
+        return sorted(large, key=place), after / before
 
     def _deep_streams(
         self, small: list[Branch], large: list[Branch]
-    ) -> list[list[Branch]]:
+    ) -> tuple[list[Branch], list[Branch]]:
         """The branches of both models that are added to streams which get deeper.
-
-        A stream is that of a chain of branches: a decoder reads the encoder's within
-        its branches, and has its own.
 
         Raises:
           ValueError: streams get deeper by different factors.
         """
-        each = [
-            [(model.names(b), b) for b in branches]
-            for model, branches in ((self.small, small), (self.large, large))
-        ]
-        names_at = {b.add.id: names for names, b in each[1]}
-        streams: dict[frozenset[str], set[frozenset[str]]] = {}
-        for names, b in each[1]:
-            chain = reach([b.trunk], lambda x: () if x.id in names_at else earlier(x))
-            linked = {names, *(names_at[x.id] for x in chain if x.id in names_at)}
-            linked |= set().union(*(streams.get(x, ()) for x in linked))
-            streams |= dict.fromkeys(linked, linked)
-        deeper: dict[float, Branch] = {}
-        kept: set[frozenset[str]] = set()
-        for names, b in each[1]:
-            before, after = (
-                sum(b.runs for own, b in found if own in streams[names])
-                for found in each
+        number = self._streams(sorted(large, key=place))
+        streams = kinds(
+            [(number.get(self.small.names(b)), b) for b in small],
+            [(number.get(self.large.names(b)), b) for b in large],
+        )
+        deep = [kind for kind in streams.values() if kind.grows]
+        ratios = {kind.growth: min(kind.now, key=place) for kind in deep if kind.now}
+        if math.inf in ratios and len(ratios) > 1:
+            raise ValueError(
+                f"the base has no branch like the {ratios[math.inf].label} of the "
+                "target; build a base with at least one block of each kind"
             )
-            if before != after:
-                kept.add(names)
-                deeper.setdefault(after / before if before else math.inf, b)
-        if len(deeper) > 1:
-            (one, b), (other, c), *_ = deeper.items()
-            if math.inf in deeper:
-                raise ValueError(
-                    f"the base has no branch like the {deeper[math.inf].label} of the "
-                    "target; build a base with at least one block of each kind"
-                )
+        if len(ratios) > 1:
+            (one, b), (other, c), *_ = ratios.items()
             raise ValueError(
                 f"the stream of the {b.label} gets {one:g} times as deep, and that of "
                 f"the {c.label} {other:g} times, so that they need different "
                 "multipliers; build a base whose depths have the same ratio to the "
                 "target's, or are the same"
             )
-        gone = {n for n, _ in each[0]} - streams.keys()  # only in the base
-        return [[b for names, b in x if names in kept | gone] for x in each]
+        chosen = [b for kind in deep for b in kind.then]
+        return chosen, [b for kind in deep for b in kind.now]
+
+    def _streams(self, branches: list[Branch]) -> dict[frozenset[str], int]:
+        """The number of the stream of each kind of branch.
+
+        A stream is that of a chain of branches: a decoder reads the encoder's within
+        its branches, and has its own.
+        """
+        names_at = {b.add.id: self.large.names(b) for b in branches}
+        found: dict[frozenset[str], int] = {}
+        for i, b in enumerate(branches):
+            chain = reach([b.trunk], lambda x: () if x.id in names_at else earlier(x))
+            linked = {names_at[x.id] for x in (b.add, *chain) if x.id in names_at}
+            same = {found[names] for names in linked & found.keys()}
+            linked |= {names for names, number in found.items() if number in same}
+            found |= dict.fromkeys(linked, i)
+        return found
 
     def _added(self, counted: list[Branch]) -> tuple[list[Branch], float]:
         """The target's terms of sums whose number grows, and the ratio of numbers.
@@ -427,48 +428,44 @@ class Comparison:
         From here on they are branches of both models.
         """
         small, large = (self._numbers(m) for m in (self.small, self.large))
-        added = []
-        for b in self.large.totals.all_terms:
-            key = self._computed_by(self.large, b)
+        groups = self._kinds(
+            lambda m: [(self._computed_by(m, b), b) for b in m.totals.all_terms]
+        )
+        ratios: dict[int, float] = {}
+        for key, kind in groups.items():
             before, after = small[key], large[key]
-            if before == after or any(b.add.id in x.inside for x in counted):
+            new = [
+                b for b in kind.now if not any(b.add.id in x.inside for x in counted)
+            ]
+            if before == after or not new:
                 continue
             if before:
-                added.append((b, after / before))
-            elif b.layers and after > 1:
+                ratios |= dict.fromkeys(map(id, new), after / before)
+                self.small.branches.all += kind.then
+                self.large.branches.all += kind.now
+            elif new[0].layers and after > 1:
                 raise ValueError(
-                    f"the {b.label} is one of {after} in the target, and the base has "
-                    "no such sum; build a base with at least two of these layers"
+                    f"the {new[0].label} is one of {after} in the target, and the base "
+                    "has no such sum; build a base with at least two of these layers"
                 )
-        keys = {self._computed_by(self.large, b) for b, _ in added}
         for model in (self.small, self.large):
-            more = [
-                b for b in model.totals.all_terms if self._computed_by(model, b) in keys
-            ]
-            model.branches.all = sorted([*model.branches.all, *more], key=place)
-        means = self._averaged = self._means(added, counted)
-        self.large.branches.all = [b for b in self.large.branches.all if b not in means]
-        kept = [(b, ratio) for b, ratio in added if b not in means]
-        return [b for b, _ in kept], max((ratio for _, ratio in kept), default=1.0)
-
-    def _means(
-        self, added: list[tuple[Branch, float]], counted: list[Branch]
-    ) -> list[Branch]:
-        """Terms that are divided by their number, unless all branches are, too."""
-        if not added:
-            return []
-        streams = [ratio for _, like, ratio in self._pairs(counted) if like]
-        ratio = {b.add.id: ratio for b, ratio in added}
-        found = [
+            model.branches.all.sort(key=place)
+        added = [b for b in self.large.branches.all if id(b) in ratios]
+        # Terms that are divided by their number, unless all branches are, too.
+        means = [
             b
-            for b, like, constant in self._pairs([b for b, _ in added])
-            if like and alike(constant, 1 / ratio[b.add.id])
+            for b, like, constant in self._pairs(added)
+            if like and alike(constant, 1 / ratios[id(b)])
         ]
-        if not found or (
-            streams and all(alike(x, 1 / ratio[found[0].add.id]) for x in streams)
-        ):
-            return []
-        return found
+        if means and counted:
+            ratio = ratios[id(means[0])]
+            streams = [x for _, like, x in self._pairs(counted) if like]
+            if streams and all(alike(x, 1 / ratio) for x in streams):
+                means = []
+        self._averaged = means
+        self.large.branches.all = [b for b in self.large.branches.all if b not in means]
+        added = [b for b in added if b not in means]
+        return added, max((ratios[id(b)] for b in added), default=1.0)
 
     def _numbers(self, model: _Model) -> Counter[frozenset[str]]:
         """The most terms of one sum that the same parameters compute."""

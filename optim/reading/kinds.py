@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
+from .branches import Branch
 from .program import Node
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 _ALIKE = 0.01  # constants count as equal if their logarithms differ by less
 
@@ -29,9 +31,22 @@ class Kind(Generic[T]):
         """Each thing of the target, and the one of the base with its number."""
         return list(zip(self.now, itertools.cycle(self.then), strict=False))
 
-    def counts(self, number: Callable[[T], int]) -> tuple[int, int]:
-        """How many there are in the base, and in the target."""
-        return sum(map(number, self.then)), sum(map(number, self.now))
+    @property
+    def numbers(self: "Kind[Branch]") -> tuple[int, int]:
+        """How many branches there are in the base, and in the target."""
+        then, now = (sum(x.runs for x in each) for each in (self.then, self.now))
+        return then, now
+
+    @property
+    def grows(self: "Kind[Branch]") -> bool:
+        """Whether base and target have different numbers of branches."""
+        return self.growth != 1
+
+    @property
+    def growth(self: "Kind[Branch]") -> float:
+        """The ratio of these numbers; infinite if the base has none."""
+        then, now = self.numbers
+        return now / then if then else math.inf
 
     def ratios(self, ratio: Callable[[T, T], float]) -> list[float]:
         """The ratio of a constant of each to that of its counterpart in the base.
@@ -69,8 +84,8 @@ class Kind(Generic[T]):
 
 
 def kinds(
-    small: Iterable[tuple[Hashable, T]], large: Iterable[tuple[Hashable, T]]
-) -> dict[Hashable, Kind[T]]:
+    small: Iterable[tuple[K, T]], large: Iterable[tuple[K, T]]
+) -> dict[K, Kind[T]]:
     """Group things of base and target by their kinds.
 
     Args:
@@ -80,7 +95,7 @@ def kinds(
       >>> kinds([("a", 1)], [("a", 2), ("b", 5), ("a", 3)])["a"].twins
       [(2, 1), (3, 1)]
     """
-    found: dict[Hashable, Kind[T]] = {}
+    found: dict[K, Kind[T]] = {}
     for kind, thing in large:
         found.setdefault(kind, Kind([], [])).now.append(thing)
     for kind, thing in small:

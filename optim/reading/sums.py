@@ -36,6 +36,8 @@ class Sums:
 
     Attributes:
       all: the sums, in the order of the program.
+      totals: ids of what is added up from such sums alone, e.g. from the attention
+        logits of a layer and of those before.
     """
 
     def __init__(self, program: Program, axes: Axes, branches: Branches):
@@ -44,6 +46,16 @@ class Sums:
         self._normalized = set(self._quotients(program))
         found = [self._sum(node) for node in program.nodes]
         self.all = [x for x in found if x is not None]
+        self.totals = {x.node.id for x in self.all if len(x.sides) == 2}
+        for node in program.nodes:
+            if node.op in ("add", "sub", "select_n"):
+                terms = [
+                    self._trunk(x).id
+                    for x in node.operands[node.op == "select_n" :]
+                    if x.data
+                ]
+                if terms and self.totals.issuperset(terms):
+                    self.totals.add(node.id)
 
     def constant(self, of: Sum) -> float | None:
         """The constant that multiplies the sum; None if its scale has no effect."""

@@ -614,3 +614,36 @@ def groups_of_blocks_within_a_skip(n, L, remedy=False):
         return unit(x) @ p["out"]
 
     return p, X, call
+
+
+@program(
+    {**ENDS, r"b/\d/(q|k|v|u)": "Hb", r"b/\d/(o|d)": "He"},
+    deep=True,
+)
+def logits_added_to_those_of_the_layer_before_as_in_realformer(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("qkvoud", (n, n)))}
+
+    def call(p, x):
+        x, logits = x @ p["in"], 0
+        for w in p["b"]:
+            y = unit(x)
+            logits = logits + (y @ w["q"]) @ (y @ w["k"]).swapaxes(-1, -2) / n
+            x = x + jax.nn.softmax(logits) @ (y @ w["v"]) @ w["o"]
+            x = x + mlp(w, unit(x))
+        return unit(x) @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/(u|d)": "Hb"}, deep=True)
+def shares_of_stream_and_branch_that_sum_to_one(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = (1 - 1 / L) * x + mlp(w, x) / L
+        return unit(x) @ p["out"]
+
+    return p, X, call
