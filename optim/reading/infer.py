@@ -55,8 +55,9 @@ def infer_scales(
       inputs: the arguments of one forward pass, arrays or `jax.ShapeDtypeStruct`s of
         any batch size. Flags and other Python values are passed on as they are. None
         if `axes` declares every parameter.
-      call: the forward pass, a function of the model (or parameters) and the inputs,
-        if it is not `model(*inputs)`. A loss will do.
+      call: the forward pass, a function of the model and the inputs, if it is not
+        `model(*inputs)`; the model is a module (for Linen a bound one), a function of
+        the inputs (for Haiku and pairs), or the parameters. A loss will do.
       axes: axes of parameters that enter an operation that cannot be read, or of all
         parameters where there are no `inputs`; see `optim.declare`.
       parametrization: a name, or the result of `optim.parametrization`. By default

@@ -1,6 +1,7 @@
 """Trace the forward pass of a model of any JAX library."""
 
 import dataclasses
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -70,10 +71,16 @@ def trace(
         return jax.tree.unflatten(structure, filled)
 
     built = _build(model, shapes, fill, which)
-    forward = call or _forward(built.kind, which)
+    if call is None and not callable(built.kind) and not _is_forward(built.kind):
+        raise ValueError(
+            f"the {which} is a {type(built.kind).__name__}, which has no forward pass "
+            "of its own; pass call=lambda params, *inputs: ..., the forward pass or "
+            "the loss"
+        )
 
     def run(params: Any, state: Any, *arrays: Any) -> Any:
-        result = forward(built.rebuild(params, state), *fill(arrays))
+        model, given = _bound(built.kind, built.rebuild(params, state)), fill(arrays)
+        result = model(*given) if call is None else call(model, *given)
         # Anything else (a cache object, a string) computes nothing.
         return [x for x in jax.tree.leaves(result) if _is_array(x)]
 
@@ -222,33 +229,22 @@ def initialized(model: Any, inputs: tuple[Any, ...] | None) -> Any:
     return build
 
 
-def _forward(kind: Any, which: str) -> Call:
-    """The forward pass of the model's library."""
+def _bound(kind: Any, trees: Any) -> Any:
+    """The model that is called: a forward pass with its parameters.
+
+    Args:
+      kind: what has the forward pass.
+      trees: the parameters; for NNX and Equinox the module itself.
+    """
     if _is_linen(kind):
-
-        def linen(variables: Any, *inputs: Any) -> Any:
-            others = [name for name in variables if name != "params"]
-            return kind.apply(variables, *inputs, mutable=others or False)
-
-        return linen
+        return kind.bind(trees, mutable=[name for name in trees if name != "params"])
     if _is_haiku(kind):
-
-        def haiku(trees: Any, *inputs: Any) -> Any:
-            first = trees if _has_state(kind) else (trees,)
-            # hk.without_apply_rng removes the key.
-            takes_key = "rng" in inspect.signature(kind.apply).parameters
-            key = (jax.random.key(0),) if takes_key else ()
-            return kind.apply(*first, *key, *inputs)
-
-        return haiku
-    if is_function(kind):
-        return lambda params, *inputs: kind(params, *inputs)
-    if callable(kind):
-        return lambda model, *inputs: model(*inputs)
-    raise ValueError(
-        f"the {which} is a {type(kind).__name__}, which has no forward pass of its "
-        "own; pass call=lambda params, *inputs: ..., the forward pass or the loss"
-    )
+        # hk.without_apply_rng removes the key.
+        takes_key = "rng" in inspect.signature(kind.apply).parameters
+        key = (jax.random.key(0),) if takes_key else ()
+        first = trees if _has_state(kind) else (trees,)
+        return functools.partial(kind.apply, *first, *key)
+    return functools.partial(kind, trees) if is_function(kind) else trees
 
 
 def _is_forward(thing: Any) -> bool:

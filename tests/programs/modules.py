@@ -749,3 +749,23 @@ def haiku_deep_rnn_with_lstm_and_skips(n):
         return y
 
     return hk.without_apply_rng(hk.transform(forward)), S
+
+
+@program(
+    {"embed/embedding": "I", "norm/(scale|bias)": "V", "mix/kernel": "H"},
+    carries={"norm/(scale|bias)": 0.25},
+    asks=r"return only them by call=lambda model, \*inputs: ..., so that 'norm/bias'",
+)
+def linen_that_returns_what_its_tied_logits_are_made_of(n, remedy=False):
+    class Model(nn.Module):
+        def setup(self):
+            self.embed = nn.Embed(9, n)
+            self.mix = nn.Dense(n, use_bias=False)
+            self.norm = nn.LayerNorm()
+
+        def __call__(self, tokens):
+            x = self.norm(nn.relu(self.mix(self.embed(tokens))))
+            return self.embed.attend(x), {"pre_logits": x}
+
+    call = (lambda model, tokens: model(tokens)[0],) if remedy else ()
+    return Model(), T, *call
