@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from .links import CONVOLUTION, ELEMENTWISE, indices, is_known, walks_layers
-from .program import MOVES, Node, Program, origin
+from .program import MOVES, Node, Program, origin, reach
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
 # An operand, its contracted axes, its batch axes, and the other operand.
@@ -260,12 +260,12 @@ class Axes:
         if len(kernel.shape) != len(node.shape):
             labels = (NONE,) * len(node.shape)
         spread = self._spread.get(data.id, frozenset())
+        self._carry_results(node)
         if any(labels) and len(self._uses.get(node.id, ())) == 1:
             self._pending[node.id] = labels, node
             self._spread[node.id] = spread
             return
         self._mark(node, [(axes, Use.ENTRY) for axes in labels])
-        self._carry_results(node)
 
     def _passes_on(self, node: Node) -> bool:
         """Whether the node moves a product that is not summed yet; settle others."""
@@ -280,6 +280,7 @@ class Axes:
             and (node.op in MOVES or _is_constant_factor(node))
         ):
             source = waiting[0]
+            self._carry_results(node)
             labels, product = self._pending.pop(source.id)
             spread = self._spread.get(source.id, frozenset())
             marked = tuple(
@@ -394,11 +395,15 @@ class Axes:
             kernel, other = node.operands[k], node.operands[1 - k]
             gains, copied = self._gains.get(kernel.id, NONE), NONE
             marks = [(self._rows.get(kernel.id, NONE), Use.COPY)]
+            chosen = self._chosen(other)
             for index in indices(node):
                 if k not in index.axes:
                     continue
                 axes, shared = labels[index.axes[k]], 1 - k in index.axes
-                if index.out is None and (shared or node.op == CONVOLUTION):
+                if index.out is None and index.axes.get(1 - k, -1) in chosen:
+                    marks.append((axes, Use.COPY))
+                    self._batched(node, other, index.axes[1 - k])
+                elif index.out is None and (shared or node.op == CONVOLUTION):
                     into = Use.TABLE if other.id in self.hot else Use.IN
                     marks += [(axes - gains, into), (axes & gains, Use.ENTRY)]
                     across = self.entries(other)[index.axes[1 - k]] if shared else NONE
@@ -418,6 +423,23 @@ class Axes:
                 own = _params(labels)
                 self._copied[node.id] = copied | {x for x in mapped if x[0] in own}
         return self._moved(node, kernels)
+
+    def _chosen(self, node: Node) -> set[int | None]:
+        """The axes of a value along which gates choose or average, e.g. experts."""
+        joint = node.op == "dot_general" and not node.params["dimension_numbers"][0][0]
+        found: set[int | None] = set()
+        for k, gate in enumerate(node.operands if node.op == "mul" or joint else ()):
+            if gate.data and any(map(self._averages, reach([gate], _weights_of))):
+                equal = {None, *self._spread.get(gate.id, NONE)}
+                own = {x.out for x in indices(node) if x.axes.get(k) not in equal}
+                if len(own) < len(node.shape):  # they are equal for units of an expert
+                    found |= own - {None}
+        return found
+
+    def _averages(self, node: Node) -> bool:
+        """Whether entries are a choice, or shares of their sum."""
+        shares = node.op == "div" and origin(node.operands[1]).op == "reduce_sum"
+        return shares or node.op == "top_k" or node.id in self.hot
 
     def entries(self, node: Node) -> Labels:
         """The output axes of parameters that the axes of an activation come from."""
@@ -738,6 +760,12 @@ class Axes:
 
     _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
     _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce
+
+
+def _weights_of(node: Node) -> list[Node]:
+    """What the weights of an average are computed from."""
+    moved = node.op in ("mul", "reduce_sum", "scatter", "select_n", *MOVES)
+    return [x for x in node.operands if x.data] if moved else []
 
 
 def _params(labels: Labels) -> set[int]:

@@ -327,13 +327,30 @@ class Branches:
         """Ids of the nodes that lead from `start` to `end`, with `end`."""
         if end.id <= start.id or not end.data:
             return frozenset()
-        reached = {start.id}
+        reached, around, loop = {start.id}, {start.loop}, start.loop
+        while loop:
+            loop = self._program.loops[loop][1]
+            around.add(loop)
+
+        def is_state(node: Node) -> bool:
+            """Whether it is also computed in the step before, within the branch."""
+            inner = node.op == "carry" and node.loop not in around
+            return inner and self._program.is_over_data(node.loop)
+
+        def before(node: Node) -> list[Node]:
+            return node.operands if is_state(node) else earlier(node)
+
         sources = reach(
-            [end], lambda x: [y for y in earlier(x) if y.data and y.id > start.id]
+            [end], lambda x: [y for y in before(x) if y.data and y.id > start.id]
         )
-        for node in sorted(sources, key=lambda node: node.id):
-            if any(x.id in reached for x in earlier(node)):
-                reached.add(node.id)
+        nodes, size = sorted(sources, key=lambda node: node.id), 0
+        while size < len(reached):
+            size = len(reached)
+            for node in nodes:
+                if any(x.id in reached for x in before(node)):
+                    reached.add(node.id)
+            if not any(map(is_state, nodes)):
+                break
         reached.discard(start.id)
         return frozenset(reached) if end.id in reached else frozenset()
 
@@ -975,7 +992,12 @@ class Branches:
         if node.op == "fft":
             size = math.prod(node.params["fft_lengths"])
             return float(size ** (-0.5 if "I" in str(node.params["fft_type"]) else 0.5))
-        if node.op not in ("mul", "div") or not all(x.data for x in node.operands):
+        factor = 1.0
+        while node.op == "mul" and self._with_weight(node) is not None:
+            node, more = self.trunk(next(x for x in node.operands if x.data))
+            factor *= more
+        known = any(not (x.data or node.weight) for x in node.operands)
+        if known or node.op not in ("mul", "div"):
             return 1.0
         for by in node.operands:
             total, rooted = self.normalizer(by)
@@ -984,9 +1006,9 @@ class Branches:
             shape = total.operands[0].shape
             size = math.prod(shape[a] for a in total.params["axes"])
             if self.trunk(total.operands[0])[0] is self.trunk(node.operands[0])[0]:
-                return 1.0 / float(size)  # entries of a softmax sum to one
+                return factor / float(size)  # entries of a softmax sum to one
             if rooted:
-                return 1 / math.sqrt(size)
+                return factor / math.sqrt(size)
         return 1.0
 
     @staticmethod
@@ -1002,7 +1024,7 @@ class Branches:
             if by.op == "reduce_sum":
                 return by, rooted
             rooted = rooted or by.op in ("sqrt", "rsqrt", "pow")
-            inner = [x for x in by.operands if x.data]
+            inner = [x for x in by.operands if x.data or (by.weight and x.weight)]
             if len(inner) != 1 or (by.op in ("mul", "div") and not means):
                 break
             by = inner[0]

@@ -30,6 +30,7 @@ from .leaves import Leaves
 from .links import PRODUCTS
 from .lists import Pairing
 from .models import Reading
+from .parallel import Parallel, numbers
 from .program import MOVES, Node, earlier, reach
 from .roles import Found, find_roles, remedy
 from .segments import segmented
@@ -183,6 +184,14 @@ class Comparison:
         self.large = _Model(large, given, growths[0], self._opened)
         growth = _of_all(growths[1], small)
         self.small = _Model(others[0], given, growth, self._opened)
+        now, then = (Counter(map(self._opened, x)) for x in (self._leaves, small))
+        names = frozenset(x for x in now if now[x] != then[x])
+        self._sides = [
+            Parallel(m.reading, m.axes, m.branches, m.totals, self._opened, names)
+            for m in (self.small, self.large)
+        ]
+        # The growth of the number of kernels beside each other, in fan-in and fan-out.
+        self._beside = numbers(*self._sides)
 
     def scales(self, point: Parametrization | None) -> Scales:
         """Roles from the programs, depth from their branches.
@@ -270,13 +279,16 @@ class Comparison:
             raise ValueError(
                 f"base and target use {path!r} differently: the base sums over axes "
                 f"{before.in_axes} ({before.line}), the target over {role.in_axes} "
-                f"({role.line}); build both by the same code"
+                f"({role.line}); build both by the same code. An einsum of several "
+                "operands multiplies them in an order that depends on sizes: split it "
+                "into einsums of two operands"
             )
         if self._counts_layers(path):
             every = tuple(range(len(self._leaves[path].shape)))
             role = dataclasses.replace(role, in_axes=(), out_axes=(), copies=every)
         heads = self.large.heads.get(path, ())
         small_heads = self.small.heads.get(self.twin[path], ())
+        heads_in, heads_out = self._beside.get(path, (1.0, 1.0))
         return grown(
             role,
             self._shapes[path],
@@ -285,6 +297,8 @@ class Comparison:
             in_branch=inside,
             head_shape=heads if small_heads else (),
             base_head_shape=small_heads if heads else (),
+            heads_in=heads_in,
+            heads_out=heads_out,
         )
 
     def _is_unknown(self, path: str) -> bool:
@@ -410,12 +424,27 @@ class Comparison:
         """The number of the stream of each kind of branch.
 
         A stream is that of a chain of branches: a decoder reads the encoder's within
-        its branches, and has its own.
+        its branches, and has its own. So has one whose stream starts with the encoder's
+        results beside tokens of its own.
         """
         names_at = {b.add.id: self.large.names(b) for b in branches}
+        axes = self.large.axes
+        follows = {x.id for x in reach([b.add for b in branches], axes.uses)}
+
+        def sources(node: Node) -> list[Node]:
+            if node.id in names_at:
+                return []
+            at, parts = node.params.get("dimension"), earlier(node)
+            units = at is not None and any(axes.entries(x)[at] for x in node.operands)
+            if units or node.op not in ("concatenate", "select_n", "scatter"):
+                return parts
+            parts = parts[1:] if node.op == "select_n" else parts
+            parts = parts[::2] if node.op == "scatter" else parts
+            return parts if all(x.id in follows for x in parts if x.data) else []
+
         found: dict[frozenset[str], int] = {}
         for i, b in enumerate(branches):
-            chain = reach([b.trunk], lambda x: () if x.id in names_at else earlier(x))
+            chain = reach([b.trunk], sources)
             linked = {names_at[x.id] for x in (b.add, *chain) if x.id in names_at}
             same = {found[names] for names in linked & found.keys()}
             linked |= {names for names, number in found.items() if number in same}
@@ -435,7 +464,10 @@ class Comparison:
         for key, kind in groups.items():
             before, after = small[key], large[key]
             new = [
-                b for b in kind.now if not any(b.add.id in x.inside for x in counted)
+                b
+                for b in kind.now
+                if b.add.id not in self._sides[1].adds
+                and not any(b.add.id in x.inside for x in counted)
             ]
             if before == after or not new:
                 continue
@@ -544,8 +576,9 @@ class Comparison:
         ratios = {}
         for path in self._leaves:
             name = self._opened(path)
-            if names.count(name) != before.count(name):
-                ratios[path] = names.count(name) / before.count(name)
+            ratio = names.count(name) / before.count(name)
+            if ratio != 1 and path not in self._beside:
+                ratios[path] = ratio
             for event in self.large.events(path):
                 if event.node.op == "scan_in" and not event.is_use:
                     small, large, _ = self._shapes[path]
@@ -926,11 +959,15 @@ class Comparison:
             equal = all(alike(w, wanted) for _, w in same)
             if equal and self._carried_by(paths, wanted, [s for s, _ in same]):
                 return {s.node.id for s, _ in same}
+        power = math.log(wanted) / -math.log(growth)
+        missing = "(base width / width)" + f"**{power:.4g}" * (
+            not alike(wanted, 1 / growth)
+        )
         raise ValueError(
             f"the sum over products of activations at {of.node.line} has {growth:g} "
             f"times as many terms in the target as in the base, and needs a factor of "
             f"{1 / growth:.4g}, of which {wanted:.4g} is missing. No parameter of its "
-            f"factors can carry it: multiply the sum by (base width / width), e.g. "
+            f"factors can carry it: multiply the sum by {missing}, e.g. "
             "divide attention logits by the head dimension instead of its root"
         )
 
@@ -1142,7 +1179,10 @@ class Comparison:
         )
         # The table carries what multiplies it, also as the readout.
         ratio = self._ratio(now, then) / first
-        if alike(ratio, 1 / width):
+        for m, at, power in ((self.large, now, 1), (self.small, then, -1)):
+            table = next(x for x in at.operands if x.weight)
+            ratio *= m.branches.unit(table) ** power  # 1 / n^½ for unit vectors
+        if alike(ratio, 1 / width) or self.large.sums.only_chooses(now):
             return
         data = next(x for x in now.operands if x.data)
         logits = Sum(now, (data,), round(width))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from .links import PRODUCTS
+from .links import PRODUCTS, SUM
 from .program import MOVES, Node, origin, reach
 
 # Homogeneous in their first operand.
@@ -207,7 +207,7 @@ def _sum(node: Node, each: list[Degree]) -> Degree:
     for operand, degree in data:
         if degree.power == some.power or (not degree.power and _is_void(operand, node)):
             continue
-        if degree.power or node.op not in ("add", "sub"):
+        if degree.power or node.op not in ("add", "sub", SUM):
             raise _MattersError(some)
         some = some._replace(alone=False)
     return some

@@ -13,7 +13,7 @@ from .axes import Axes, is_identity
 from .branches import Branches
 from .degrees import constant_that_matters
 from .links import PRODUCTS, index_of
-from .program import MOVES, Node, Program
+from .program import MOVES, Node, Program, reach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +107,14 @@ class Sums:
     def is_scale_free(self, node: Node) -> bool:
         """Whether multiplying a value by a constant changes no result."""
         return self._matters(node) is None
+
+    def only_chooses(self, node: Node) -> bool:
+        """Whether a value decides which entry is the largest or least, no more."""
+
+        def users(at: Node) -> list[Node]:
+            return [] if at.op in ("argmax", "argmin") else self._axes.uses(at)
+
+        return not any(at.id in self._outputs for at in reach([node], users))
 
     def _matters(self, node: Node) -> float | None:
         return constant_that_matters(

@@ -263,6 +263,8 @@ def param_scale(
     out_axes: tuple[int, ...],
     *,
     grows: frozenset[int] | None = None,
+    heads_in: float = 1.0,
+    heads_out: float = 1.0,
     **more: Any,
 ) -> ParamScale:
     """Build the scale of a parameter whose axes are known.
@@ -275,6 +277,8 @@ def param_scale(
       out_axes: its fan-out axes.
       grows: the axes that grow with width. By default those whose size differs;
         needed for a model that is its own base.
+      heads_in, heads_out: growth of the number of kernels like this one whose inputs
+        are summed over, or whose outputs are read, together, e.g. one for each head.
       **more: further fields of `ParamScale`.
 
     Returns:
@@ -294,7 +298,9 @@ def param_scale(
         differ = zip(base_shape, shape, strict=True)
         grows = frozenset(i for i, (b, t) in enumerate(differ) if b != t)
     role = _ROLES[
-        bool(in_axes), not grows.isdisjoint(in_axes), not grows.isdisjoint(out_axes)
+        bool(in_axes),
+        heads_in != 1 or not grows.isdisjoint(in_axes),
+        heads_out != 1 or not grows.isdisjoint(out_axes),
     ]
 
     def ratio(axes: tuple[int, ...]) -> float:
@@ -308,8 +314,10 @@ def param_scale(
         shape,
         in_axes,
         out_axes,
-        width_in=ratio(in_axes),
-        width_out=ratio(out_axes),
+        width_in=ratio(in_axes) * heads_in,
+        width_out=ratio(out_axes) * heads_out,
+        heads_in=heads_in,
+        heads_out=heads_out,
         **more,
     )
 

@@ -459,10 +459,11 @@ def sum_over_time_in_a_scan(n, L):
     return p, (floats(2, 6, 5),), call
 
 
-@program({"in": "I", "out": "O", r"b/\d+/up": "Hb", r"b/\d+/down": "He"}, deep=True)
-def many_layers_side_by_side(n, L):
+@program({"in": "I", "out": "O", r"b/\d+/(up|down)": "H"})
+def many_layers_side_by_side(n):
+    """They are one, whose width grows with their number, too."""
     p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
-    p |= {"b": [zeros(up=(n, n), down=(n, n)) for _ in range(L)]}
+    p |= {"b": [zeros(up=(n, n), down=(n, n)) for _ in range(n // 2)]}
 
     def call(p, x):
         x = x @ p["in"]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .kit import layers, program, tokens, zeros
+from .kit import floats, layers, program, tokens, zeros
 from .plain import S, T, X, norm
 from .transformers import flat, heads
 
@@ -629,3 +629,49 @@ def linear_attention_whose_terms_are_divided(n):
 @program({"in": "I", "out": "O", "[qkvo]": "H", "w": "V"}, carries={"q": 0.25})
 def linear_attention_without_a_factor_from_a_learned_state(n):
     return linear_attention_by_scan(lambda d: 1, lambda d: 1, True)(n)
+
+
+@program(
+    {
+        **{"in": "I", "out": "O"},
+        r"b/\d/(k|v|r)": "Hb",
+        r"b/\d/m": "Vb",
+        r"b/\d/m1": "Ob",
+        r"b/\d/(m2|w2)": "Ib",
+        r"b/\d/w1": "Ob",
+        r"b/\d/o": "He",
+    },
+    deep=True,
+)
+def rwkv6_decay_of_the_next_step_from_mixed_tokens(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {
+        "b": layers(
+            L,
+            **dict.fromkeys("kvro", (n, n)),
+            m=(n,),
+            m1=(n, 3),
+            m2=(3, n),
+            w1=(n, 3),
+            w2=(3, n),
+        )
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+            gap = jnp.pad(y, ((0, 0), (1, 0), (0, 0)))[:, :-1] - y
+            mixed = y + gap * (w["m"] + jnp.tanh(y @ w["m1"]) @ w["m2"])
+            decay = jnp.exp(-jnp.exp(jnp.tanh(mixed @ w["w1"]) @ w["w2"]))
+            k, v, r = (y @ w[c] for c in "kvr")
+
+            def step(state, now):
+                k, v, r, decay = now
+                return state * decay + k * v, r * state
+
+            each = tuple(z.swapaxes(0, 1) for z in (k, v, r, decay))
+            _, y = jax.lax.scan(step, jnp.zeros_like(y[:, 0]), each)
+            x = x + y.swapaxes(0, 1) @ w["o"]
+        return norm(x) @ p["out"]
+
+    return p, (floats(2, 6, 5),), call

@@ -501,3 +501,88 @@ def equinox_with_a_dtype_among_its_leaves(n):
             return self.out(jax.nn.relu(self.linear(x.astype(self.dtypes[0]))))
 
     return Model, (floats(5),)
+
+
+@program({"a": "H", "b": "H", **{f"in{i}": "I" for i in "ab"}, "t": "F"})
+def unit_vectors_of_which_one_has_a_temperature(n):
+    p = zeros(ina=(5, n), inb=(7, n), a=(n, n), b=(n, n), t=())
+
+    def call(p, x, y):
+        a = jax.nn.relu(x @ p["ina"]) @ p["a"]
+        b = jax.nn.relu(y @ p["inb"]) @ p["b"]
+        a, b = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (a, b))
+        return jnp.exp(p["t"]) * a @ b.T
+
+    return p, (floats(4, 5), floats(4, 7)), call
+
+
+@program({"in": "I", "w": "H", "codes": "I", "out": "O"})
+def codes_at_the_least_distance_by_products(n):
+    p = zeros(**ends(n), w=(n, n), codes=(16, n))
+
+    def call(p, x):
+        z = jax.nn.relu(x @ p["in"]) @ p["w"]
+        codes = p["codes"]
+        far = jnp.sum(z**2, -1, keepdims=True) - 2 * z @ codes.T + (codes**2).sum(-1)
+        q = jnp.take(codes, jnp.argmin(far, -1), axis=0)
+        return (z + lax.stop_gradient(q - z)) @ p["out"], jnp.mean((q - z) ** 2)
+
+    return p, (floats(4, 5),), call
+
+
+@program({"in": "I", "q": "H", "b": "V", "k[12]": "O", "values": "I", "out": "O"})
+def halves_of_a_normalized_query_beside_product_keys(n):
+    p = zeros(**ends(n), q=(n, n), b=(n,), k1=(5, n // 2), k2=(5, n // 2))
+    p |= zeros(values=(25, n))
+
+    def call(p, x):
+        h = x @ p["in"]
+        q = norm(h @ p["q"] + p["b"])
+        one, i = lax.top_k(q[:, : n // 2] @ p["k1"].T, 2)
+        two, j = lax.top_k(q[:, n // 2 :] @ p["k2"].T, 2)
+        places = (i[:, :, None] * 5 + j[:, None]).reshape(-1, 4)
+        shares = jax.nn.softmax((one[:, :, None] + two[:, None]).reshape(-1, 4))
+        h = h + jnp.einsum("bk,bkn->bn", shares, p["values"][places])
+        return jax.nn.relu(h) @ p["out"]
+
+    return p, (floats(4, 5),), call
+
+
+@program({"e": "I", "w": "H", "out": "O"}, carries={"e": 0.5})
+def squares_less_nothing_of_a_scaled_embedding(n):
+    p = zeros(e=(11, n), w=(n, n), out=(n, 3))
+
+    def call(p, t):
+        x = p["e"][t] * jnp.sqrt(n)
+        share = lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
+        y = (x - 0.0) * share  # as Flax's RMSNorm
+        return jax.nn.relu(x + y @ p["w"]) @ p["out"]
+
+    return p, (tokens(2, 6),), call
+
+
+@program({"items": "I", "w": "H"})
+def unit_vectors_of_items_that_are_also_looked_up(n):
+    p = zeros(items=(11, n), w=(n, n))
+    unit = lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+    def call(p, t):
+        x = jax.nn.relu(norm(p["items"][t]) @ p["w"]) + p["items"][t]
+        return unit(x) @ unit(p["items"]).T / 0.05
+
+    return p, (tokens(2, 6),), call
+
+
+@program({"in": "I", "out": "O", "r": "I|H|F", "up|down": "H"})
+def experts_as_many_as_a_width_summed_with_their_units(n):
+    p = zeros(**ends(n), r=(n, n // 2), up=(n // 2, n, n), down=(n // 2, n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        gates, i = lax.top_k(jax.nn.sigmoid(x @ p["r"]), 2)
+        gates = gates / gates.sum(-1, keepdims=True)
+        gates = (jax.nn.one_hot(i, n // 2) * gates[..., None]).sum(-2)
+        h = jax.nn.relu(jnp.einsum("tn,enf->tef", x, p["up"])) * gates[..., None]
+        return (x + jnp.einsum("tef,efn->tn", h, p["down"])) @ p["out"]
+
+    return p, (floats(4, 5),), call

@@ -647,3 +647,30 @@ def shares_of_stream_and_branch_that_sum_to_one(n, L):
         return unit(x) @ p["out"]
 
     return p, X, call
+
+
+@program(
+    {
+        **{"in": "I", "im": "I", "out": "O", "p1": "H", "p2": "H"},
+        r"see/\d/u": "H",
+        r"see/\d/d": "H",
+        r"b/\d/u": "Hb",
+        r"b/\d/d": "He",
+    },
+    deep=True,
+)
+def tokens_beside_those_of_an_encoder_of_fixed_depth(n, L):
+    p = zeros(**{"in": (11, n), "im": (7, n), "out": (n, 11)}, p1=(n, n), p2=(n, n))
+    p |= {"see": layers(2, u=(n, n), d=(n, n)), "b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, image, t):
+        x = image @ p["im"]
+        for w in p["see"]:
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+        x = jax.nn.gelu(x @ p["p1"]) @ p["p2"]
+        x = jnp.concatenate([x, p["in"][t]], 1)
+        for w in p["b"]:
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+        return norm(x) @ p["out"]
+
+    return p, (floats(2, 4, 7), tokens(2, 5)), call

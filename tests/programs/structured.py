@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from .kit import floats, layers, program, tokens, zeros
-from .plain import X
+from .plain import S, X, attention, norm
 
 ENDS = {"in": "I", "out": "O"}
 EDGES = (floats(6, 5), tokens(9), tokens(9))
@@ -364,5 +364,86 @@ def pointer_over_encoder_states(n):
     def call(p, x):
         h = jnp.tanh(jnp.tanh(x @ p["in"]) @ p["w"])
         return jnp.einsum("btd,bd->bt", h, h[:, -1] @ p["q"])
+
+    return p, (floats(2, 6, 5),), call
+
+
+@program(
+    {"in": "I", "out": "O", r"b/\d/(q|k|v)/\d+": "Hb", r"b/\d/(qb)/\d+": "Vb"}
+    | {r"b/\d/o/\d+": "He", r"b/\d/u": "Hb", r"b/\d/d": "He"},
+    deep=True,
+)
+def heads_in_lists_whose_results_are_summed(n, L):
+    def block():
+        each = [zeros(q=(n, 4), k=(n, 4), v=(n, 4), qb=(4,), o=(4, n))] * (n // 4)
+        lists = {name: [w[name] for w in each] for name in each[0]}
+        return lists | zeros(u=(n, n), d=(n, n))
+
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": [block() for _ in range(L)]}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y, total = norm(x), 0.0
+            for i, o in enumerate(w["o"]):
+                q, k, v = (y @ w[c][i] for c in "qkv")
+                total = total + attention(q + w["qb"][i], k, v, 0.5) @ o
+            x = x + total
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program({"in": "I", "out": "O", r"h/\d+/(q|k|v)": "H", "o": "H"})
+def heads_in_a_list_whose_results_are_joined(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, o=(n, n))
+    p |= {"h": layers(n // 4, q=(n, 4), k=(n, 4), v=(n, 4))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        each = [attention(x @ w["q"], x @ w["k"], x @ w["v"], 0.5) for w in p["h"]]
+        return jax.nn.relu(jnp.concatenate(each, -1) @ p["o"]) @ p["out"]
+
+    return p, S, call
+
+
+@program({r"e/\d+": "I", "w": "H", "out": "O", r"m/\d+/(u|d)": "H", "r": "I|H"})
+def experts_and_features_in_lists_as_long_as_a_width(n):
+    p = zeros(w=(n, n), out=(n, 3), r=(n, n // 4)) | {
+        "e": [jnp.zeros((7, 4))] * (n // 4),
+        "m": layers(n // 4, u=(n, n), d=(n, n)),
+    }
+
+    def call(p, t):
+        x = jnp.concatenate([w[t[:, i]] for i, w in enumerate(p["e"])], -1) @ p["w"]
+        gates, y = jax.nn.softmax(x @ p["r"]), 0.0
+        for i, w in enumerate(p["m"]):
+            y = y + gates[:, i : i + 1] * (jax.nn.relu(x @ w["u"]) @ w["d"])
+        return (x + y) @ p["out"]
+
+    return p, (tokens(2, 8),), call
+
+
+@program({"w[zo]": "I", "r[zo]": "I", "g": "V", "out": "O"})
+def a_gain_between_blocks_of_heads_and_the_readout(n):
+    p = zeros(g=(n,), out=(n, 3)) | {
+        k + c: jnp.zeros((5, n) if k == "w" else (n // 4, 4, 4))
+        for k in "wr"
+        for c in "zo"
+    }
+
+    def call(p, x):
+        def step(h, x):
+            parts = h.reshape(-1, n // 4, 4)
+            z, o = (
+                x @ p["w" + c]
+                + jnp.einsum("bhi,hij->bhj", parts, p["r" + c]).reshape(h.shape)
+                for c in "zo"
+            )
+            return jnp.tanh(z) * jax.nn.sigmoid(o), None
+
+        h, _ = jax.lax.scan(step, jnp.zeros((2, n)), x.swapaxes(0, 1))
+        return norm(h) * p["g"] @ p["out"]
 
     return p, (floats(2, 6, 5),), call

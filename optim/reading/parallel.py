@@ -1,0 +1,166 @@
+"""Kernels that are stored apart and act side by side, e.g. one for each head.
+
+Where their results are joined, or summed, they are one kernel, whose fan-out, or
+fan-in, grows with their number. Layers are no such kernels: each reads the one before.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from .axes import Axes
+from .branches import Branch, Branches
+from .links import index_of, is_kernel
+from .models import Reading
+from .program import Node, earlier
+from .totals import Totals
+
+Names = Callable[[str], str]
+
+
+@dataclasses.dataclass
+class Join:
+    """Values that are computed side by side and then joined or summed.
+
+    Attributes:
+      number: of the values that have a parameter of this name of their own, by name.
+      paths: these parameters.
+      ends: those of them that are summed over; None for a mean or a sum with gates.
+      constant: on a term of the sum.
+    """
+
+    number: Counter[str]
+    paths: set[str]
+    ends: set[str] | None
+    constant: float = 1.0
+
+
+class Parallel:
+    """The joins of a program.
+
+    Args:
+      reading, axes, branches, totals: of a model.
+      named: gives a parameter's name, which others of its list share.
+      names: the names of which another model has another number.
+
+    Attributes:
+      joins: by what they have in common with those of another model.
+      adds: ids of the additions of sums.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        axes: Axes,
+        branches: Branches,
+        totals: Totals,
+        named: Names,
+        names: frozenset[str],
+    ):
+        self._axes, self._branches, self._named = axes, branches, named
+        self._path_of = reading.path_of
+        self.joins: dict[Any, Join] = {}
+        self.adds: set[int] = set()
+        if not names:
+            return
+        self._masks: dict[int, int] = {}  # the parameters before a node, as bits
+        for node in reading.program.nodes:
+            mask = 0
+            if node.param is not None and named(self._path_of[node.param]) in names:
+                mask = 1 << node.param
+            for operand in earlier(node):
+                mask |= self._masks.get(operand.id, 0)
+            self._masks[node.id] = mask
+        for node in reading.program.nodes:
+            joins = node.op == "concatenate" and node.data
+            if joins and self._is_summed(node, node.params["dimension"]):
+                self._add(node, node.operands, set())
+        for terms in totals.all:
+            if terms:
+                self._add_sum(terms)
+
+    def _add_sum(self, terms: Sequence[Branch]) -> None:
+        ends: set[str] | None = set()
+        for term in terms:
+            value = self._branches.unweighted(term.end)
+            gated = value.op in ("mul", "div") and all(x.data for x in value.operands)
+            if term.failure is not None or gated:
+                ends = None
+            elif ends is not None:
+                ends |= {self._path_of[e.param] for e in term.ends if e.is_kernel}
+        found = self._add(terms[0].add, [x.end for x in terms], ends)
+        if found is not None:
+            found.constant = terms[0].constant
+            self.adds |= {x.add.id for x in terms}
+
+    def _add(
+        self, node: Node, values: Sequence[Node], ends: set[str] | None
+    ) -> Join | None:
+        masks = [self._masks[x.id] for x in values if x.data]
+        shared = masks[0] if masks else 0
+        for mask in masks:
+            shared &= mask
+        own = [mask & ~shared for mask in masks]
+        whole = 0
+        for mask in own:
+            if mask & whole:
+                return None  # one of them reads another
+            whole |= mask
+        paths = [{self._path_of[i] for i in _bits(mask)} for mask in own]
+        number = Counter(name for x in paths for name in {*map(self._named, x)})
+        key = node.op, node.spot
+        like = self.joins.get(key, Join(Counter(), set(), ends))
+        ends = None if ends is None or like.ends is None else ends | like.ends
+        found = Join(number | like.number, like.paths.union(*paths), ends)
+        self.joins[key] = found
+        return found
+
+    def _is_summed(self, node: Node, axis: int) -> bool:
+        """Whether a kernel sums over an axis of a value later."""
+        reached, seen = [(node, axis)], set()
+        while reached:
+            node, axis = reached.pop()
+            if (node.id, axis) in seen:
+                continue
+            seen.add((node.id, axis))
+            for user in self._axes.uses(node):
+                index = index_of(user, user.operands.index(node), axis)
+                if index is not None and index.out is not None:
+                    reached.append((user, index.out))
+                elif index is not None and is_kernel(user):
+                    return True
+        return False
+
+
+def numbers(small: Parallel, large: Parallel) -> dict[str, tuple[float, float]]:
+    """How the number of kernels beside each other grows within fan-in and fan-out.
+
+    Returns:
+      {path in the large model: (growth of fan-in, growth of fan-out)}; (1, 1) for terms
+      of a mean, or of a sum with gates, as of experts.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for key, now in large.joins.items():
+        then = small.joins.get(key, Join(Counter(), set(), now.ends))
+        for path in now.paths:
+            name = large._named(path)
+            growth = now.number[name] / (then.number[name] or 1)
+            if growth == 1:
+                continue
+            into, out = found.get(path, (1.0, 1.0))
+            mean = abs(now.constant / (then.constant or 1) * growth - 1) < 0.01
+            if now.ends is None or mean:
+                found[path] = into, out
+            elif path in now.ends:
+                found[path] = into * growth, out
+            else:
+                found[path] = into, out * growth
+    return found
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
