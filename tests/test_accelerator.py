@@ -16,6 +16,7 @@ import optax
 import pytest
 import sweep_toys
 from flax import nnx
+from goldens import QUICK
 from jax.extend import core
 
 from mupax import zoo
@@ -37,17 +38,23 @@ def text(model, batch=4):
 def graded(model, smoothing):
     """Losses, gradients and scores of a batch, and the arrays of the program."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
+    batch = text(model)
 
     def loss(params):
         model = nnx.merge(graph, params, rest, copy=True)
-        return NextToken(smoothing).loss(model, text(model), jax.random.key(0))
+        return NextToken(smoothing).loss(model, batch, jax.random.key(0))
 
     graded = jax.value_and_grad(loss, has_aux=True)
     program = equations(jax.make_jaxpr(graded)(params))
     logits = [
         v.aval.size for e in program for v in e.outvars if v.aval.shape[-1:] == (96,)
     ]
-    return graded(params), NextToken().score(model, text(model)), max(logits)
+
+    def both(params):
+        model = nnx.merge(graph, params, rest, copy=True)
+        return graded(params), NextToken().score(model, batch)
+
+    return *jax.jit(both, compiler_options=QUICK)(params), max(logits)
 
 
 def equations(jaxpr):
@@ -106,11 +113,12 @@ def test_convolutions_of_lanes_are_products_with_the_same_gradients(
         products = lanes.rewritten(step, lanes._MANY, x, w)
         # Nothing of few runs changes.
         few = jax.make_jaxpr(lanes.rewritten(step, lanes._MANY - 1, x, w))(x, w)
-        ours, theirs = products(x, w), step(x, w)
+        ours, theirs = jax.jit(products)(x, w), jax.jit(step)(x, w)
         names = {e.primitive.name for e in equations(jax.make_jaxpr(products)(x, w))}
         assert str(few) == str(jax.make_jaxpr(step)(x, w))
         on_cpu = lanes.rewritten(step, 0, x, w)
-        last, program = on_cpu(x, w), equations(jax.make_jaxpr(on_cpu)(x, w))
+        last = jax.jit(on_cpu)(x, w)
+        program = equations(jax.make_jaxpr(on_cpu)(x, w))
     assert "conv_general_dilated" not in names
     for one in (ours, last):
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(theirs), strict=True):

@@ -358,6 +358,12 @@ RIGHT = {
 }
 
 
+COMBINED = (
+    *("injected", "partitioned, one in each branch", "partitioned in a chain"),
+    *("masks that do not meet", "accumulated", "guarded"),
+)
+
+
 def user_links():
     return optax.trace(0.9), scale("sgd"), RATE
 
@@ -379,7 +385,7 @@ def test_right_chains_are_not_refused_and_are_optaxs(case):
     ours.init(PARAMS)
     texts = [str(jax.make_jaxpr(train(tx))(PARAMS)) for tx in (ours, theirs)]
     assert texts[0] == texts[1]
-    if case != "ascent on a scaled loss":
+    if case in COMBINED:  # the others are checked alike by `init`
         assert optim.check_chain(theirs, SCALES).hints == ()
 
 
@@ -569,7 +575,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(scales=models())
 def test_every_right_optimizer_passes(scales, name):
     check = optim.check_chain(EVERY[name](scales), scales)
@@ -582,7 +588,7 @@ MISTAKES = ("missing", "twice", "before", "decay", "family", "one leaf")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(scales=models(), name=st.sampled_from(["sgd", "adam", "lion"]))
 def test_every_injected_mistake_is_found_or_changes_nothing(scales, name, mistake):
     make, family = FAMILIES[name]
