@@ -318,11 +318,12 @@ class Comparison:
             f"the forward pass does not use {some([*shapes])}; pass "
             "call=lambda model, *inputs: ... that does (the loss, for example), "
             + (
-                f"or declare the axes: {remedy(shapes)}"
-                if deep is None
-                else f"so that the multipliers of layers like {deep!r}, of which the "
-                "target has more, are known"
+                f"so that the multipliers of {deep!r}, of which the target has more, "
+                "are known; or, if training never uses them, "
+                if deep
+                else "or "
             )
+            + f"declare the axes: {remedy(shapes)}"
         )
 
     def _last_width(self) -> float:

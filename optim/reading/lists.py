@@ -109,11 +109,15 @@ def _match(
     kinds, others = _kinds(large[i] for i in many), _kinds(small[i] for i in few)
     alike = _rhythm(kinds) == _rhythm(others) or _repeats(others, kinds)
     if max(kinds) != max(others) or not alike:
+        lacking = max(kinds) > max(others)
         raise ValueError(
             f"the blocks {head + '#'!r} are of several kinds: {_letters(others)} in "
             f"the base and {_letters(kinds)} in the target (one letter per block; "
             "blocks of one kind have the same shapes), so it is ambiguous which blocks "
-            "correspond; put the blocks of each kind into a list of their "
+            "correspond; "
+            + "build a base with at least one block of each kind, "
+            * lacking
+            + "put the blocks of each kind into a list of their "
             "own, or repeat or lengthen the same sequence of kinds in both models"
         )
     return {i: few[others.index(kind)] for i, kind in zip(many, kinds, strict=True)}
