@@ -216,6 +216,8 @@ class Axes:
                 self._gains[node.id] = both
                 self._diagonal.add(node.id)
             return
+        if node.op == "mul" and self._gated_rows(node):
+            return
         rows = [x for x in node.operands if x.id in self._rows and self._is_kernel(x)]
         data = [x for x in node.operands if x.data]
         if rows and not kernels and node.op not in ELEMENTWISE - MOVES and data == rows:
@@ -228,6 +230,22 @@ class Axes:
         for kernel in kernels:
             self._mark(node, [(axes, Use.ENTRY) for axes in self._of(kernel)])
         self._carry_results(node)
+
+    def _gated_rows(self, node: Node) -> bool:
+        """Looked-up kernels, each of which is multiplied by a gate, as experts are."""
+        for k, rows in enumerate(node.operands):
+            gate = node.operands[1 - k]
+            if rows.id not in self._rows or gate.id in self._rows or not gate.data:
+                continue
+            equal = {None, *self._spread.get(gate.id, NONE)}
+            places = {x.out for x in indices(node) if x.axes.get(1 - k) not in equal}
+            moved = self._joined(node, [rows])
+            units = {a for a, axes in enumerate(moved) if axes}
+            if len(units) > 1 and not units & places:
+                self.labels[node.id] = moved
+                self._rows[node.id] = self._rows[rows.id]
+                return True
+        return False
 
     def _is_diagonal(self, node: Node) -> bool:
         """Whether a vector times the identity is a diagonal matrix."""
@@ -355,6 +373,8 @@ class Axes:
         left, right = node.operands[:2]
         (lc, rc), (lb, rb) = node.params["dimension_numbers"]
         sides = ((left, lc, lb, right), (right, rc, rb, left))
+        if not lc and self._gated_rows(node):
+            return
         seeds = self._seeds(left, right) if lc else (False, False)
         if left.weight and right.weight and not any(seeds):
             self._product_of_weights(node, sides)
@@ -449,7 +469,7 @@ class Axes:
         """Whether looked-up rows are kernels, e.g. of the expert of each token."""
         axes = [self._of(node)[a] for a in contracted]
         matrices = len([x for x in self._of(node) if x]) > 1
-        return node.id in self._rows and matrices and all(axes)
+        return node.id in self._rows and matrices and any(axes)
 
     def _seeds(self, left: Node, right: Node) -> tuple[bool, bool]:
         """Which of two functions of parameters is a first activation, not a kernel.

@@ -856,6 +856,7 @@ class Comparison:
                 for path in paths
                 for event in self.large.events(path)
                 if event.is_use
+                and any(x.weight for x in event.node.operands)  # not rows of before
                 and (
                     event.node.id not in nodes
                     or self.large.branches.escapes(event.node, stops) is not None

@@ -586,3 +586,24 @@ def experts_as_many_as_a_width_summed_with_their_units(n):
         return (x + jnp.einsum("tef,efn->tn", h, p["down"])) @ p["out"]
 
     return p, (floats(4, 5),), call
+
+
+@program({**ENDS, r"b/\d/r": "Ob", r"b/\d/u": "Hb", r"b/\d/[dem]": "He"}, deep=True)
+def kernels_of_chosen_experts_that_end_branches(n, L):
+    kernels = dict.fromkeys("udem", (4, n, n))
+    p = zeros(**ends(n)) | {"b": layers(L, r=(n, 4), **kernels)}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+            g, i = lax.top_k(jax.nn.softmax(y @ w["r"]), 2)
+            h = jax.nn.gelu(jnp.einsum("btn,btknf->btkf", y, w["u"][i]))
+            each = jnp.einsum("btkf,btkfn->btkn", h, w["d"][i])
+            x = x + jnp.einsum("btkn,btk->btn", each, g)
+            x = x + jnp.einsum("btkf,btkfn,btk->btn", h, w["e"][i], g)
+            gated = w["m"][i] * g[..., None, None]
+            x = x + jnp.einsum("btkf,btkfn->btn", h, gated)
+        return x @ p["out"]
+
+    return p, S, call
