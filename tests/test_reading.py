@@ -173,6 +173,22 @@ def test_a_base_with_one_layer_does_not_show_constants_of_layer_numbers(name):
         optim.infer_scales((call, params), target, inputs=inputs)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "reversible_network_of_two_streams",
+        "encoder_of_fixed_depth_that_each_layer_adds",
+        "latents_that_read_a_context_in_each_block",
+    ],
+)
+def test_a_base_of_one_block_lacks_additions_that_others_show(name):
+    [row] = [row for row in kit.ALL if row.name == name]
+    (small, inputs, call), (large, _, forward) = row.make(8, 1), row.make(32, 4)
+    said = pytest.raises(ValueError, match="a base with at least two blocks of each")
+    with jax.numpy_rank_promotion("allow"), said:  # as users write
+        optim.infer_scales((call, small), (forward, large), inputs=inputs)
+
+
 def test_a_constant_that_changes_while_depth_stays_is_an_error():
     with pytest.raises(ValueError, match="same depth; use the same constant"):
         read(network(32, 2, attention=0.5, mlp=0.5))

@@ -667,6 +667,10 @@ class Branches:
             loop = parent
         try:
             ends, failure = tuple(self._ends_of_layers(add, trunk, end)), None
+            inner, _ = self.trunk(end)
+            # Another stream is more than what was added to it since it left this one.
+            if inner.id in self._trunks and any(e.node.id not in inside for e in ends):
+                raise Failure(inner)
         except Failure as reason:
             ends, failure = (), reason.node
         constant = self.constant(end, ends)

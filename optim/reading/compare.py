@@ -117,10 +117,9 @@ class _Model:
         return branch.add.spot, self.names(branch)
 
 
-def _numbered(model: _Model) -> dict[tuple[str, int], Node]:
-    """Where loops take one kernel after another of a stack: {(path, axis): node}."""
+def _numbered(model: _Model) -> Iterator[tuple[tuple[str, int], tuple[str, Node]]]:
+    """Where loops take kernels of a stack one by one: ((name, axis), (path, node))."""
     program = model.reading.program
-    found = {}
     for node in program.nodes:
         if node.op not in ("dynamic_slice", "gather") or not node.loop:
             continue
@@ -130,8 +129,8 @@ def _numbered(model: _Model) -> dict[tuple[str, int], Node]:
         shape, sizes = stack.shape, node.params["slice_sizes"]
         taken = [a for a, n in enumerate(sizes) if n == 1 and shape[a] != 1]
         if len(taken) == 1 and sum(n > 1 for n in sizes) > 1:
-            found[model.reading.path_of[stack.param], taken[0]] = node
-    return found
+            path = model.reading.path_of[stack.param]
+            yield (model.opened(path), taken[0]), (path, node)
 
 
 def _of_all(growth: Mapping[str, frozenset[int]], all: Leaves) -> dict[str, Any]:
@@ -169,7 +168,7 @@ class Comparison:
         to_small, to_wide = (Pairing(self._leaves, x) for x in (small, wide))
         self._opened, self._counts_layers = to_small.opened, to_small.counts_layers
         self.twin, self._shapes = {}, {}
-        growths: tuple[dict[str, frozenset[int]], ...] = {}, {}, {}
+        growths: tuple[dict[str, frozenset[int]], ...] = {}, {}
         for path, leaf in self._leaves.items():
             one = twin(path, to_small, small, self._leaves, "base")
             other = twin(path, to_wide, wide, self._leaves, "delta")
@@ -178,7 +177,7 @@ class Comparison:
             if to_small.counts_layers(path):
                 axes = frozenset()
             self.twin[path], self._shapes[path] = one, (before, leaf.shape, after)
-            for growth, name in zip(growths, (path, one, other), strict=True):
+            for growth, name in zip(growths, (path, one), strict=True):
                 growth[name] = axes | growth.get(name, frozenset())
         self._growth = growths[0]
         self.large = _Model(large, given, growths[0], self._opened)
@@ -237,14 +236,13 @@ class Comparison:
 
         Their number may be that of an input, which is the same for base and target.
         """
-        before, after = _numbered(self.small), _numbered(self.large)
-        for (path, axis), node in after.items():
-            twin = self.twin[path]
-            like = before.get((twin, axis))
-            small, large, _ = (shape[axis] for shape in self._shapes[path])
-            if like is not None and small != large and like.runs == node.runs:
+        for (_, axis), kind in self._kinds(_numbered).items():
+            for (path, now), (_, then) in kind.twins:
+                small, large = (x.operands[0].shape[axis] for x in (then, now))
+                if small == large or then.runs != now.runs:
+                    continue
                 raise ValueError(
-                    f"a loop takes layer after layer of {path!r} ({node.line}), of "
+                    f"a loop takes layer after layer of {path!r} ({now.line}), of "
                     f"which the base has {small} and the target {large}, but its "
                     "number of iterations is an input or is not known; let each model "
                     "count its own layers, e.g. jax.lax.scan(f, x, "
@@ -372,11 +370,6 @@ class Comparison:
             self._outermost([b for kind in kept for b in kind.now]),
         )
         before, after = Kind(small, large).numbers
-        if not before:
-            raise ValueError(
-                "the target has residual branches and the base has none like them; "
-                "build a base with at least one block of each kind"
-            )
         if after < before and not self.fractional:
             raise ValueError(
                 f"the target has {after} residual additions and the base {before} "
@@ -399,17 +392,28 @@ class Comparison:
           ValueError: streams get deeper by different factors.
         """
         number = self._streams(sorted(large, key=place))
+        every = kinds(
+            [(self.small.names(b), b) for b in small],
+            [(self.large.names(b), b) for b in large],
+        )
         streams = kinds(
-            [(number.get(self.small.names(b)), b) for b in small],
-            [(number.get(self.large.names(b)), b) for b in large],
+            [
+                (number.get(names), b)
+                for names, kind in every.items()
+                for b in kind.then
+            ],
+            [(number.get(names), b) for names, kind in every.items() for b in kind.now],
         )
         deep = [kind for kind in streams.values() if kind.grows]
+        for kind in every.values():
+            if not kind.numbers[0] and any(
+                kind.now[0] in stream.now for stream in deep
+            ):
+                raise ValueError(
+                    f"the base has no branch like the {kind.now[0].label} of the "
+                    "target; build a base with at least two blocks of each kind"
+                )
         ratios = {kind.growth: min(kind.now, key=place) for kind in deep if kind.now}
-        if math.inf in ratios and len(ratios) > 1:
-            raise ValueError(
-                f"the base has no branch like the {ratios[math.inf].label} of the "
-                "target; build a base with at least one block of each kind"
-            )
         if len(ratios) > 1:
             (one, b), (other, c), *_ = ratios.items()
             raise ValueError(
@@ -572,14 +576,16 @@ class Comparison:
     @functools.cached_property
     def _deeper(self) -> dict[str, float]:
         """Parameters of layers that the base has fewer of: {path: ratio}."""
-        names = [self._opened(p) for p in self._leaves]
-        before = [self._opened(p) for p in self.small.reading.leaves]
-        ratios = {}
+        ratios: dict[str, float] = {}
+        lists = self._kinds(
+            lambda m: [(self._opened(path), path) for path in m.reading.leaves]
+        )
+        for kind in lists.values():
+            if len(kind.now) != len(kind.then):
+                ratio = len(kind.now) / len(kind.then)
+                deeper = [path for path in kind.now if path not in self._beside]
+                ratios |= dict.fromkeys(deeper, ratio)
         for path in self._leaves:
-            name = self._opened(path)
-            ratio = names.count(name) / before.count(name)
-            if ratio != 1 and path not in self._beside:
-                ratios[path] = ratio
             for event in self.large.events(path):
                 if event.node.op == "scan_in" and not event.is_use:
                     small, large, _ = self._shapes[path]
@@ -762,12 +768,11 @@ class Comparison:
         """Which kernels, but those that end branches, are divided by such a root."""
         ends = {path for each in self.large.branches.all for path in self._ends(each)}
         found = {}
-        for path in self._found.keys() - ends:
-            role, before = self.large.roles[path], self.small.roles[self.twin[path]]
-            nodes = [x.node for x in (role, before) if x and x.node is not None]
-            fan_in = self._found[path].width_in
-            if fan_in != 1 and len(nodes) == 2:
-                found[path] = alike(self._ratio(*nodes), fan_in**-0.5)
+        for now, then in itertools.chain(*(kind.twins for kind in self._layers())):
+            fan_in = self._found[now.path].width_in
+            if fan_in != 1 and now.path not in ends:
+                ratio = self._ratio(now.node, then.node)
+                found[now.path] = alike(ratio, fan_in**-0.5)
         return found
 
     def _check_ends_agree(self, branch: Branch, twin: Branch, own: float) -> None:
@@ -867,12 +872,7 @@ class Comparison:
 
     def _sums(self) -> list[Kind[Sum]]:
         """The sums of products of activations that base and target have."""
-        found = kinds(
-            *(
-                [(self._key(m, x), x) for x in m.sums.all]
-                for m in (self.small, self.large)
-            )
-        )
+        found = self._kinds(lambda m: [(self._key(m, x), x) for x in m.sums.all])
         return [kind for kind in found.values() if kind.then and kind.now]
 
     def _follow_sums(self) -> list[Sum]:
@@ -1077,7 +1077,7 @@ class Comparison:
         for node in (*(b.end for b in every), *sides):
             known |= self._sources(self.large, node, linear=True)
         for kind in self._layers():
-            ratios = kind.ratios(self._ratio_of_layers)
+            ratios = kind.ratios(lambda now, then: self._ratio(now.node, then.node))
             for (role, _), ratio in zip(kind.twins, ratios, strict=True):
                 scale, path = self._found[role.path], role.path
                 if path in known:
@@ -1094,26 +1094,18 @@ class Comparison:
                 elif not alike(ratio, 1):
                     self._multiply(path, 1 / ratio)
 
-    def _layers(self) -> list[Kind[Found]]:
+    def _layers(self) -> Iterable[Kind[Found]]:
         """The layers of parameters of the same name and shape, in their order."""
-        found = kinds(*map(self._roles_by_kind, (self.small, self.large)))
-        return [kind for kind in found.values() if kind.then]
 
-    def _roles_by_kind(self, model: _Model) -> list[tuple[Hashable, Found]]:
-        roles = sorted(filter(None, model.roles.values()), key=lambda x: x.at)
-        shapes = {path: x.shape for path, x in self.small.reading.leaves.items()}
-        if model is self.large:
-            shapes = {path: before for path, (before, *_) in self._shapes.items()}
-        return [
-            ((self._opened(x.path), shapes[x.path]), x)
-            for x in roles
-            if x.node is not None
-        ]
+        def layers(model: _Model) -> Iterator[tuple[Hashable, Found]]:
+            for role in sorted(filter(None, model.roles.values()), key=lambda x: x.at):
+                if role.node is not None:
+                    shape = model.reading.leaves[role.path].shape
+                    if model is self.large:
+                        shape = self._shapes[role.path][0]
+                    yield (self._opened(role.path), shape), role
 
-    def _ratio_of_layers(self, now: Found, then: Found) -> float:
-        assert now.node is not None
-        assert then.node is not None
-        return self._ratio(now.node, then.node)
+        return self._kinds(layers).values()
 
     def _check_norm(self, path: str, role: Found, ratio: float) -> None:
         """Raise a `ValueError` if a kernel's norm is also over outputs that grow."""
@@ -1140,8 +1132,10 @@ class Comparison:
     def _param(self, path: str) -> Node:
         return self.large.reading.program.params[self.large.reading.path_of.index(path)]
 
-    def _ratio(self, now: Node, then: Node) -> float:
+    def _ratio(self, now: Node | None, then: Node | None) -> float:
         """The constant on a layer of the target, over that of the base."""
+        assert now is not None
+        assert then is not None
         one, other = self._constant(self.large, now), self._constant(self.small, then)
         if not other:  # a term that is switched off
             return 1.0 if not one else math.inf
@@ -1161,25 +1155,17 @@ class Comparison:
     def _follow_tied(self, path: str) -> None:
         """A tied readout needs a multiplier of 1/m, which the last norm may carry."""
         scale, role = self._found[path], self.large.roles[path]
-        width = scale.width_out
+        before, width = self.small.roles[self.twin[path]], scale.width_out
         if scale.role is not Role.INPUT or width == 1:
             return
         assert role is not None
-        before = self.small.roles[self.twin[path]]
-        assert role.node is not None
+        assert role.tied_node is not None
         assert before is not None
-        assert before.node is not None
-        first = self._ratio(role.node, before.node)
+        now, first = role.tied_node, self._ratio(role.node, before.node)
         self._multiply(path, 1 / first)
-        now, then = (
-            next(
-                e.node
-                for e in m.events(p)
-                if set(e.axes(Use.IN)) & set(m.roles[p].out_axes)  # type: ignore[union-attr]
-            )
-            for m, p in ((self.large, path), (self.small, self.twin[path]))
-        )
         # The table carries what multiplies it, also as the readout.
+        then = before.tied_node
+        assert then is not None
         ratio = self._ratio(now, then) / first
         for m, at, power in ((self.large, now, 1), (self.small, then, -1)):
             table = next(x for x in at.operands if x.weight)

@@ -599,7 +599,7 @@ def share_of_the_embedding_that_each_layer_of_a_scan_adds(n, L, remedy=False):
     return p, (tokens(2, 6),), call
 
 
-@program({**ENDS, r"g/\d/\d/(u|d)": "Hb"}, deep=True, asks="multiply the whole branch")
+@program({**ENDS, r"g/\d/\d/(u|d)": "Hb"}, deep=True, asks="multiply this branch by")
 def groups_of_blocks_within_a_skip(n, L, remedy=False):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
     p |= {"g": [layers(2, u=(n, n), d=(n, n)) for _ in range(L)]}
@@ -609,8 +609,8 @@ def groups_of_blocks_within_a_skip(n, L, remedy=False):
         for group in p["g"]:
             kept = x
             for w in group:
-                x = x + 0.2 * mlp(w, x) * (2 / L if remedy else 1)
-            x = kept + 0.2 * x if not remedy else x
+                x = x + 0.2 * mlp(w, x)
+            x = kept + 0.2 * x * (2 / L if remedy else 1)
         return unit(x) @ p["out"]
 
     return p, X, call
@@ -674,3 +674,23 @@ def tokens_beside_those_of_an_encoder_of_fixed_depth(n, L):
         return norm(x) @ p["out"]
 
     return p, (floats(2, 4, 7), tokens(2, 5)), call
+
+
+@program(
+    {**ENDS, "other": "I", r"(a|b)/\d/(u|d)": "Hb"},
+    deep=True,
+    asks="multiply this branch by",
+)
+def streams_that_exchange_shares(n, L, remedy=False):
+    p = zeros(**{"in": (5, n), "other": (5, n), "out": (n, 3)})
+    p |= {name: layers(L, u=(n, n), d=(n, n)) for name in "ab"}
+    share = 2 / L if remedy else 1
+
+    def call(p, x):
+        x, y = x @ p["in"], x @ p["other"]
+        for a, b in zip(p["a"], p["b"], strict=True):
+            x, y = x + mlp(a, x) * share, y + mlp(b, y) * share
+            x, y = x + 0.1 * y * share, y + 0.1 * x * share
+        return unit(x + y) @ p["out"]
+
+    return p, X, call
