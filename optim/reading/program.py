@@ -755,6 +755,10 @@ def _fold(name: str, operands: list[Node], params: Any, shape: tuple[int, ...]) 
         return known[0]
     if name in ("slice", "dynamic_slice", "gather") and known and known[0] is not None:
         return _part(name, operands[0], known[0], params)
+    if name == "mul" and any(x.value == 0 for x in operands):
+        sources = reach(operands, lambda node: node.operands)
+        if not any(x.op in ("input", "param", "carry") for x in sources):
+            return 0.0  # random numbers, that are switched off
     if not known or any(x is None for x in known):
         return None
     if name in MOVES:

@@ -237,3 +237,21 @@ def mixer_of_agents_with_positive_kernels_from_the_state(n):
         return jax.nn.elu(q @ one + (s @ p["b1"])[:, None]) @ two + value
 
     return p, (floats(4, 2, 5), floats(4, 6)), call
+
+
+# Stochastic depth as lucidrains writes it.
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def branches_that_survive_at_random(n, L):
+    p = zeros(**{"in": (7, n), "out": (n, 7)})
+    p["b"] = layers(L, u=(n, n), d=(n, n))
+
+    def call(p, x):
+        x, key = p["in"][x], jax.random.key(0)
+        for w in p["b"]:
+            key, own = jax.random.split(key)
+            survives = jax.random.bernoulli(own, 0.9)
+            y = jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+            x = x + (y * survives + 0 * (1 - survives)) / 0.9
+        return norm(x) @ p["out"]
+
+    return p, T, call
