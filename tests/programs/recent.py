@@ -255,3 +255,21 @@ def branches_that_survive_at_random(n, L):
         return norm(x) @ p["out"]
 
     return p, T, call
+
+
+@program({**ENDS, "pe": "V", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True, carries={"in": 2.0})  # fmt: skip
+def norms_as_the_difference_of_two_means_of_a_scaled_embedding(n, L):
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, pe=(6, n))
+    p["b"] = layers(L, u=(n, n), d=(n, n))
+
+    def centered(x):
+        mean, square = x.mean(-1, keepdims=True), (x**2).mean(-1, keepdims=True)
+        return (x - mean) / (square - mean**2 + 1e-5) ** 0.5
+
+    def call(p, x):
+        x = p["in"][x] * n**-0.5 + p["pe"]
+        for w in p["b"]:
+            x = x + jax.nn.relu(centered(x) @ w["u"]) @ w["d"]
+        return centered(x) @ p["out"]
+
+    return p, T, call
