@@ -108,6 +108,13 @@ class Sums:
         """Whether multiplying a value by a constant changes no result."""
         return self._matters(node) is None
 
+    def _norms(self, by: Node) -> Iterator[Node]:
+        """The sums of which, or of whose roots, a divisor is a product."""
+        for factor in reach([by], _factors):
+            total, _ = self._branches.normalizer(factor)
+            if total is not None:
+                yield total
+
     def only_chooses(self, node: Node) -> bool:
         """Whether a value decides which entry is the largest or least, no more."""
 
@@ -173,6 +180,10 @@ class Sums:
                     total, _ = self._branches.normalizer(by, means=True)
                     if total is not None:
                         yield total, self._trunk(of)
+                of, by = node.operands
+                for factor in self._trunk(of).operands if node.op == "div" else ():
+                    for total in self._norms(by):  # as in a cosine
+                        yield total, self._trunk(factor)
 
     def _trunk(self, node: Node) -> Node:
         return self._branches.trunk(node)[0]
@@ -199,3 +210,9 @@ class Sums:
             else:
                 return False
         return False
+
+
+def _factors(node: Node) -> list[Node]:
+    """The factors of a product of data, to which a small number may be added."""
+    known = node.op in ("mul", "add", "max", *MOVES)
+    return [x for x in node.operands if x.data] if known else []

@@ -1,5 +1,7 @@
 """Recurrent networks, state spaces and linear attention, in plain JAX."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -673,5 +675,26 @@ def rwkv6_decay_of_the_next_step_from_mixed_tokens(n, L):
             _, y = jax.lax.scan(step, jnp.zeros_like(y[:, 0]), each)
             x = x + y.swapaxes(0, 1) @ w["o"]
         return norm(x) @ p["out"]
+
+    return p, (floats(2, 6, 5),), call
+
+
+@program({"in": "I", "k": "H", "a": "H", "start": "V", "out": "O"})
+def cosines_of_keys_with_a_memory_that_is_written(n):
+    p = zeros(**{"in": (5, n), "k": (n, n), "a": (n, n), "out": (n, 3)}, start=(4, n))
+
+    def call(p, x):
+        def step(memory, x):
+            h = jnp.tanh(x @ p["in"])
+            k = h @ p["k"]
+            norms = (jnp.linalg.norm(z, axis=-1) for z in (k[:, None], memory))
+            near = jnp.einsum("bn,bmn->bm", k, memory) / (math.prod(norms) + 1e-6)
+            w = jax.nn.softmax(near)[..., None]
+            read = (w * memory).sum(1)
+            memory = memory * (1 - w) + w * jnp.tanh(h @ p["a"])[:, None]
+            return memory, read @ p["out"]
+
+        start = jnp.broadcast_to(p["start"], (2, 4, n))
+        return jax.lax.scan(step, start, x.swapaxes(0, 1))[1]
 
     return p, (floats(2, 6, 5),), call
