@@ -54,13 +54,10 @@ def inputs(name, batch=4):
 
 
 def test_the_table_has_every_family():
-    kinds = {type(abstract(name)) for name in SMALL}
-    assert kinds == {type(abstract_of(name)) for name in zoo.list_models()}
+    def kinds(names):
+        return {registry.options_of(name)[0] for name in names}
 
-
-def abstract_of(name):
-    sizes = {"width": 64, "depth": 1} if name in SMALL else {}
-    return nnx.eval_shape(lambda: zoo.create(name, **sizes, rngs=nnx.Rngs(0)))
+    assert kinds(SMALL) == kinds(zoo.list_models())
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -69,14 +66,13 @@ def test_forward_and_backward_derivatives_agree_and_reach_every_parameter(name):
     with jax.enable_x64():
         model = create(name, dtype=jnp.float64, param_dtype=jnp.float64)
         graph, params, rest = nnx.split(model, nnx.Param, ...)
-        keys = iter(jax.random.split(jax.random.key(0), 100))
-        x = inputs(name)
+        random, x = np.random.default_rng(0), inputs(name)
 
         def call(params):
             return nnx.merge(graph, params, rest, copy=True)(x)
 
         def drawn(tree):
-            return jax.tree.map(lambda a: jax.random.normal(next(keys), a.shape), tree)
+            return jax.tree.map(lambda a: random.normal(size=a.shape), tree)
 
         change, weights = drawn(params), drawn(jax.eval_shape(call, params))
 
@@ -85,16 +81,16 @@ def test_forward_and_backward_derivatives_agree_and_reach_every_parameter(name):
             slopes = jax.vjp(call, params)[1](weights)[0]
             return jax.jvp(call, (params,), (change,))[1], slopes
 
-        forward, slopes = both(params)
+        forward, slopes = jax.device_get(both(params))
         products = jax.tree.map(lambda a, b: (a * b).sum(), slopes, change)
         expected = float((weights * forward).sum())
-        total = float(jax.tree.reduce(jnp.add, products))
+        total = sum(map(float, jax.tree.leaves(products)))
         assert total == pytest.approx(expected, rel=1e-6)
         for path, slope in nnx.to_flat_state(slopes):
             # Keys' biases move all logits of a query alike; a norm may forget those of
             # the norm before it.
             if path[-1] != "bias" or not {"key", "norms"} & {*path}:
-                assert jnp.abs(slope[...]).max() > 1e-12, path
+                assert np.abs(slope[...]).max() > 1e-12, path
 
 
 NAMES = [n for n in optim.list_parametrizations() if n != "residual"]
@@ -113,7 +109,9 @@ def test_every_parametrization_makes_a_model_and_an_optimizer(name):
             with pytest.raises(ValueError, match="without residual branches"):
                 optim.adamw(0.01, scales)
             continue
-        for make in (optim.adamw, optim.sgd, optim.muon, optim.lamb):
+        # Of every kind of rule once; those of AdamW and Muon differ in more.
+        rest = (optim.sgd, optim.lamb) if point == "completep" else ()
+        for make in (optim.adamw, optim.muon, *rest):
             tx = make(0.01, scales)
             state = jax.eval_shape(tx.init, params)
             updates, _ = jax.eval_shape(tx.update, params, state, params)
@@ -135,7 +133,8 @@ def test_at_base_size_every_parametrization_is_sp_bit_for_bit(name):
         return jax.jit(run).lower(jax.random.key(0), inputs(name)).as_text()
 
     standard = program("sp")
-    for point in ("mup", "mean_field", "depth_mup", "completep", "ode", "ntk"):
+    # The others have the rules of one of these at the base (test_zoo_coord_long.py).
+    for point in ("mean_field", "completep", "ntk"):
         assert program(point) == standard, point
     if name != "llama":  # its multipliers at another width are those of SP
         wide = {"width": 16, "base_width": 8}
@@ -159,9 +158,13 @@ def test_a_gauge_changes_no_output_and_no_step(name):
             def outputs(params):
                 return nnx.merge(graph, params, rest, copy=True)(x)
 
-            slopes = jax.grad(lambda p: jnp.square(outputs(p) - 1).mean())(params)
+            def loss(params):
+                before = outputs(params)
+                return jnp.square(before - 1).mean(), before
+
+            slopes, before = jax.grad(loss, has_aux=True)(params)
             updates, _ = tx.update(slopes, tx.init(params), params)
-            return outputs(params), outputs(optax.apply_updates(params, updates))
+            return before, outputs(optax.apply_updates(params, updates))
 
         results.append(step(params, rest))
     for plain, moved in zip(*results, strict=True):
