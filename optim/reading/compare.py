@@ -396,22 +396,18 @@ class Comparison:
             [(self.small.names(b), b) for b in small],
             [(self.large.names(b), b) for b in large],
         )
-        streams = kinds(
-            [
-                (number.get(names), b)
-                for names, kind in every.items()
-                for b in kind.then
-            ],
-            [(number.get(names), b) for names, kind in every.items() for b in kind.now],
-        )
-        deep = [kind for kind in streams.values() if kind.grows]
-        for kind in every.values():
-            if not kind.numbers[0] and any(
-                kind.now[0] in stream.now for stream in deep
-            ):
+        streams: dict[int | None, Kind[Branch]] = {}
+        for names, kind in every.items():
+            stream = streams.setdefault(number.get(names), Kind([], []))
+            stream.then.extend(kind.then)
+            stream.now.extend(kind.now)
+        deep = [stream for stream in streams.values() if stream.grows]
+        lacking = [x.now[0] for x in every.values() if x.now and not x.numbers[0]]
+        for b in lacking:
+            if any(b in stream.now for stream in deep):
                 raise ValueError(
-                    f"the base has no branch like the {kind.now[0].label} of the "
-                    "target; build a base with at least two blocks of each kind"
+                    f"the base has no branch like the {b.label} of the target; build "
+                    "a base with at least two blocks of each kind"
                 )
         ratios = {kind.growth: min(kind.now, key=place) for kind in deep if kind.now}
         if len(ratios) > 1:
@@ -870,6 +866,7 @@ class Comparison:
             None,
         )
 
+    @functools.cached_property
     def _sums(self) -> list[Kind[Sum]]:
         """The sums of products of activations that base and target have."""
         found = self._kinds(lambda m: [(self._key(m, x), x) for x in m.sums.all])
@@ -882,7 +879,7 @@ class Comparison:
           Those over axes that grow, other than means.
         """
         growing, lacking = [], []
-        for kind in self._sums():
+        for kind in self._sums:
             if len({x.size for x in (*kind.then, *kind.now)}) < 2:
                 continue
             ratios = kind.ratios(self._lacks)
@@ -909,7 +906,7 @@ class Comparison:
         linear attention, or the steps of an inner optimizer. Otherwise their sum needs
         a factor of 1/n beside queries or results, and is an activation.
         """
-        for now, then in itertools.chain(*(kind.twins for kind in self._sums())):
+        for now, then in itertools.chain(*(kind.twins for kind in self._sums)):
             at, params = self.large.axes.states.get(now.node.id, (0, ()))
             if not params or now.size == then.size:
                 continue
