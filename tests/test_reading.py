@@ -132,6 +132,29 @@ def test_a_branch_that_ends_in_a_nonlinearity_says_what_to_multiply():
         read(network(32, 8, end=jnp.tanh))
 
 
+@pytest.mark.parametrize(("power", "root"), [(0.5, 1), (1, 1), (0.5, 2)])
+def test_an_average_of_stream_and_branch_must_not_forget_its_first_layers(power, root):
+    def run(depth):
+        params = network(8, depth)[1]
+        share = depth**-power
+
+        def averaged(params, x):
+            x = x @ params["in"]
+            for w in params["blocks"]:
+                y = jax.nn.relu(x @ w["u"]) @ w["d"] + jax.nn.tanh(x @ w["q"]) @ w["o"]
+                x = (1 - share**root) ** (1 / root) * x + share * y
+            return x @ params["out"]
+
+        params["blocks"] = [{k: w[k] for k in "qoud"} for w in params["blocks"]]
+        return averaged, params
+
+    if (power, root) == (0.5, 1):
+        with pytest.raises(ValueError, match="Let c be proportional to 1 / depth"):
+            read(run(8), run(2))
+    else:
+        assert not any(s.ends_branch for s in read(run(8), run(2)).values())
+
+
 def skips(width, depth):
     """A residual network that reads the sum of all layers' skips."""
     block = {name: jnp.zeros((width, width)) for name in ("w", "skip")}

@@ -415,7 +415,8 @@ class Axes:
             kernel, other = node.operands[k], node.operands[1 - k]
             gains, copied = self._gains.get(kernel.id, NONE), NONE
             marks = [(self._rows.get(kernel.id, NONE), Use.COPY)]
-            chosen = self._chosen(other)
+            summed = {x.axes.get(1 - k) for x in indices(node) if x.out is None}
+            chosen = self._chosen(other, summed)
             for index in indices(node):
                 if k not in index.axes:
                     continue
@@ -444,15 +445,18 @@ class Axes:
                 self._copied[node.id] = copied | {x for x in mapped if x[0] in own}
         return self._moved(node, kernels)
 
-    def _chosen(self, node: Node) -> set[int | None]:
-        """The axes of a value along which gates choose or average, e.g. experts."""
+    def _chosen(self, node: Node, summed: set[int | None]) -> set[int | None]:
+        """The axes along which gates choose or average, e.g. experts.
+
+        Gates are equal for the units of an expert, which are summed over, too.
+        """
         joint = node.op == "dot_general" and not node.params["dimension_numbers"][0][0]
         found: set[int | None] = set()
         for k, gate in enumerate(node.operands if node.op == "mul" or joint else ()):
             if gate.data and any(map(self._averages, reach([gate], _weights_of))):
                 equal = {None, *self._spread.get(gate.id, NONE)}
                 own = {x.out for x in indices(node) if x.axes.get(k) not in equal}
-                if len(own) < len(node.shape):  # they are equal for units of an expert
+                if summed - own - {None}:
                     found |= own - {None}
         return found
 

@@ -79,6 +79,7 @@ class Branch:
       failure: why it ends in none; None if it does.
       constant: the known number that multiplies the branch, over that of the stream.
       layers: number of kernels on the longest path through the branch.
+      is_average: whether the stream is multiplied by 1 - constant.
     """
 
     add: Node
@@ -90,6 +91,7 @@ class Branch:
     failure: Node | None
     constant: float
     layers: int
+    is_average: bool = False
 
     @property
     def label(self) -> str:
@@ -675,7 +677,7 @@ class Branches:
             ends, failure = (), reason.node
         constant = self.constant(end, ends)
         # In (1 - c) x + c f(x), c is all of the multiplier: 1 - c tends to 1.
-        is_share = any(abs(skip**n + constant**n - 1) < 1e-5 for n in (1, 2))
+        is_average, is_share = (abs(skip**n + constant**n - 1) < 1e-5 for n in (1, 2))
         return Branch(
             add,
             trunk,
@@ -684,8 +686,9 @@ class Branches:
             runs,
             ends,
             failure,
-            constant if is_share else constant / skip,
+            constant if is_average or is_share else constant / skip,
             self.layers(inside),
+            is_average,
         )
 
     def _ends_of_layers(self, add: Node, start: Node, end: Node) -> list[End]:

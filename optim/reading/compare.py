@@ -656,10 +656,23 @@ class Comparison:
                 f"{point.alpha:g}, on every branch, or 1 on every branch"
             )
         if all(multiplied):
+            self._check_averages(counted, depth, expected)
             return point
         for branch in counted:
             self._carry(branch, point, expected)
         return point
+
+    @staticmethod
+    def _check_averages(counted: list[Branch], depth: float, ratio: float) -> None:
+        """Raise a `ValueError` if a deep (1 - c) x + c f(x) forgets its start."""
+        average = next((b for b in counted if b.is_average), None)
+        if average is not None and not alike(ratio, 1 / depth):
+            raise ValueError(
+                f"the {average.label} is (1 - c) x + c f(x), and its c is {ratio:.4g} "
+                "times that of the base: the share of the first layers vanishes with "
+                f"depth. Let c be proportional to 1 / depth (here {1 / depth:.4g} "
+                "times that of the base), or write (1 - c**2)**0.5 * x + c * f(x)"
+            )
 
     def _pairs(self, chosen: list[Branch]) -> list[tuple[Branch, Branch | None, float]]:
         """Branches, their counterparts in the base, and the ratios of constants."""

@@ -237,7 +237,9 @@ def _bound(kind: Any, trees: Any) -> Any:
       trees: the parameters; for NNX and Equinox the module itself.
     """
     if _is_linen(kind):
-        return kind.bind(trees, mutable=[name for name in trees if name != "params"])
+        state = [name for name in trees if name != "params"]
+        # Streams of random numbers without a key of their own take that of "params".
+        return kind.bind(trees, rngs={"params": jax.random.key(0)}, mutable=state)
     if _is_haiku(kind):
         # hk.without_apply_rng removes the key.
         takes_key = "rng" in inspect.signature(kind.apply).parameters

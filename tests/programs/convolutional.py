@@ -433,3 +433,19 @@ def branches_that_end_in_standardized_kernels(n, L):
 @program({**ENDS, r"b/\d/(g|c)": "Vb", r"b/\d/w": "Hb"}, deep=True)
 def branches_that_multiply_standardized_kernels(n, L):
     return standardized(n, L, 2 / L)
+
+
+# They choose no experts: the kernel sums over channels alone.
+@program({**ENDS, "a|c|w": "H"})
+def channels_that_are_multiplied_by_their_shares(n):
+    p = zeros(**{"in": (3, 3, 3, n), "out": (n, 4)}, a=(n, n), c=(n, n))
+    p |= zeros(w=(3, 3, n, n))
+
+    def call(p, x):
+        x = jax.nn.relu(conv(x, p["in"]))
+        shares = jax.nn.softmax(jax.nn.relu(x.mean((1, 2)) @ p["a"]) @ p["c"])
+        x = x * (n * shares[:, None, None])
+        kernel = p["w"][1, 1]
+        return jax.nn.relu(conv(x, p["w"]) + x @ kernel).mean((1, 2)) @ p["out"]
+
+    return p, IMAGE, call

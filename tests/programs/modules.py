@@ -641,7 +641,7 @@ def linen_encoder_with_numbered_blocks_and_dropout(n, L):
                 x = nn.remat(Block, static_argnums=(2,))()(x, train)
             return nn.Dense(3)(nn.LayerNorm()(x).mean(1))
 
-    return Model(), S
+    return Model(), S, lambda model, x: model(x, train=True)
 
 
 @program(
