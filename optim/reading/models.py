@@ -87,14 +87,19 @@ def trace(
     try:
         program = Program(run, built.params, built.state, tuple(shapes))
     except Exception as error:
-        given = ", ".join(map(_shape_text, arguments))
-        raise ValueError(
-            f"the forward pass of the {which} fails on inputs=({given}): "
-            f"{type(error).__name__}: {str(error).rstrip('.')}. Pass the arguments of "
-            "one forward pass as inputs=(...), flags such as train=False among them, "
-            "and call=lambda model, *inputs: ... where it is not model(*inputs)"
-        ) from error
+        raise _failed(which, arguments, error) from error
     return Reading(built.shapes, program, built.paths)
+
+
+def _failed(which: str, arguments: Sequence[Any], error: Exception) -> ValueError:
+    """The error for a forward pass that fails, as Linen's and Haiku's init, too."""
+    given = ", ".join(map(_shape_text, arguments))
+    return ValueError(
+        f"the forward pass of the {which} fails on inputs=({given}): "
+        f"{type(error).__name__}: {str(error).rstrip('.')}. Pass the arguments of "
+        "one forward pass as inputs=(...), flags such as train=False among them, "
+        "and call=lambda model, *inputs: ... where it is not model(*inputs)"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +160,12 @@ def _build(
 
 def _build_module(model: Any, inputs: tuple[Any, ...], which: str) -> _Built:
     if _is_linen(model) or _is_haiku(model):
-        return _take_apart((model, *_initial(model, inputs)), which)
+        try:
+            trees = _initial(model, inputs)
+        except Exception as error:
+            leaves = jax.tree.leaves(inputs, is_leaf=lambda x: x is None)
+            raise _failed(which, leaves, error) from error
+        return _take_apart((model, *trees), which)
     return _take_apart(model, which)
 
 
