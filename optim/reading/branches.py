@@ -553,18 +553,38 @@ class Branches:
     def _projected(self, node: Node) -> Branch | None:
         """A branch beside a shortcut that changes the width, as in ResNets."""
         one, other = node.operands
-        start = self._common(one, other)
-        if start is None or start.op == "input" or start in (one, other):
-            return None
-        sides = [self.between(start, x) for x in (one, other)]
-        kernels = [self._kernels(inside) for inside in sides]
-        bends = [any(self._bends(i, inside) for i in inside) for inside in sides]
-        for a, b in ((0, 1), (1, 0)):
-            later = self._kernel_after_bend(sides[b])
-            plain = len(kernels[a]) == 1 and not bends[a]
-            if (plain or self._mixes(start, node.operands[a])) and bends[b] and later:
-                return self._made(node, start, node.operands[b], sides[b])
+        common = self._common(one, other)
+        starts = [common, *map(self._projected_from, (one, other))]
+        for start in dict.fromkeys(starts):
+            if start is None or start.op == "input" or start in (one, other):
+                continue
+            sides = [self.between(start, x) for x in (one, other)]
+            kernels = [self._kernels(inside) for inside in sides]
+            bends = [any(self._bends(i, inside) for i in inside) for inside in sides]
+            for a, b in ((0, 1), (1, 0)):
+                later = self._kernel_after_bend(sides[b])
+                plain = len(kernels[a]) == 1 and not bends[a]
+                mixed = self._mixes(start, node.operands[a])
+                # Layers whose results are added up are read by the next one, too.
+                own = sides[b] - sides[a]
+                alone = start is common or own <= self._only_for(node.operands[b])
+                if (plain or mixed) and bends[b] and later and alone:
+                    return self._made(node, start, node.operands[b], sides[b])
         return None
+
+    def _projected_from(self, node: Node) -> Node | None:
+        """What a kernel makes a value of, or the last of joined values, with a bias.
+
+        Something else may condition the other side of a shortcut, and read its parts.
+        """
+        node, _ = self.trunk(node)
+        if self._with_weight(node) is not None:
+            node, _ = self.trunk(next(x for x in node.operands if x.data))
+        products = node.operands if node.op == SUM else [node]
+        if not all(x.op in PRODUCTS and len(self._kernels([x.id])) for x in products):
+            return None
+        read = [self.trunk(y)[0] for x in products for y in x.operands if y.data]
+        return max(read, key=place_of, default=None)
 
     def _mixes(self, stream: Node, node: Node) -> bool:
         """Whether a value is a stream of several, mixed by a matrix of each example."""
@@ -1090,6 +1110,11 @@ class Branches:
 def place(branch: Branch) -> int:
     """Where a branch is added, as a number."""
     return branch.add.id
+
+
+def place_of(node: Node) -> int:
+    """Where a value is computed, as a number."""
+    return node.id
 
 
 def _is_homogeneous(node: Node) -> bool:

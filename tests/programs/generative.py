@@ -246,3 +246,37 @@ def perceiver_io(n, L):
         return attend(p["y"], y, norm(z)) @ p["out"]
 
     return p, (floats(2, 6, 5),), call
+
+
+# Blocks of the way up read a skip, too, and what conditions them is an input.
+@program(
+    {
+        "in|c": "I",
+        r"(down|up)/\d/(u|s)": "Hb",
+        r"(down|up)/\d/d": "He",
+        r"up/\d/short": "H",
+        "out": "O",
+    },
+    deep=True,
+)
+def conditioned_unet_of_residual_blocks(n, L):
+    p = zeros(**{"in": (7, n), "c": (5, n), "out": (n, 7)})
+    p["down"] = layers(L, u=(n, n), s=(n, n), d=(n, n))
+    p["up"] = layers(L, u=(2 * n, n), s=(n, n), d=(n, n), short=(2 * n, n))
+
+    def block(w, x, c):
+        y = jax.nn.silu(norm(x)) @ w["u"] + (c @ w["s"])[:, None]
+        return jax.nn.silu(norm(y)) @ w["d"]
+
+    def call(p, x, t):
+        c = jax.nn.silu(t @ p["c"])
+        h, skips = x @ p["in"], []
+        for w in p["down"]:
+            h = h + block(w, h, c)
+            skips.append(h)
+        for w in p["up"]:
+            both = jnp.concatenate([h, skips.pop()], -1)
+            h = both @ w["short"] + block(w, both, c)
+        return norm(h) @ p["out"]
+
+    return p, (floats(2, 6, 7), floats(2, 5)), call
