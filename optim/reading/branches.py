@@ -584,7 +584,7 @@ class Branches:
         if not all(x.op in PRODUCTS and len(self._kernels([x.id])) for x in products):
             return None
         read = [self.trunk(y)[0] for x in products for y in x.operands if y.data]
-        return max(read, key=place_of, default=None)
+        return max(read, key=lambda x: x.id, default=None)
 
     def _mixes(self, stream: Node, node: Node) -> bool:
         """Whether a value is a stream of several, mixed by a matrix of each example."""
@@ -1110,11 +1110,6 @@ class Branches:
 def place(branch: Branch) -> int:
     """Where a branch is added, as a number."""
     return branch.add.id
-
-
-def place_of(node: Node) -> int:
-    """Where a value is computed, as a number."""
-    return node.id
 
 
 def _is_homogeneous(node: Node) -> bool:
