@@ -4,6 +4,8 @@ The sizes, and why the loss is linear, are in benchmarks/coord_check.py;
 benchmarks/coord_check.md holds what it measured.
 """
 
+import functools
+
 import pytest
 from flax import nnx
 
@@ -23,15 +25,21 @@ def long(*values):
     return pytest.param(*values, marks=pytest.mark.long)
 
 
-def rules(model, name, optimizer, **size):
-    """What the rules of a parametrization make of each parameter."""
+@functools.cache
+def made(model, name, **size):
+    """A model of a parametrization, without weights, and its scales."""
     case = bench.CASES[model]
     options = {**case.options, **size, "parametrization": bench.point(name)}
     registered = case.model or model
-    made = nnx.eval_shape(lambda: zoo.create(registered, **options, rngs=nnx.Rngs(0)))
-    scales = zoo.scales(made)
-    return made.plan.branch, {
-        path: optim.multipliers(scale, made.plan.parametrization, optimizer)
+    model = nnx.eval_shape(lambda: zoo.create(registered, **options, rngs=nnx.Rngs(0)))
+    return model, zoo.scales(model)
+
+
+def rules(model, name, optimizer, **size):
+    """What the rules of a parametrization make of each parameter."""
+    model, scales = made(model, name, **size)
+    return model.plan.branch, {
+        path: optim.multipliers(scale, model.plan.parametrization, optimizer)
         for path, scale in scales.items()
     }
 

@@ -52,7 +52,7 @@ def cross_entropy(model: nnx.Module, x: jax.Array, y: jax.Array) -> jax.Array:
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["remat", "cnn", "vit"])
 def test_in_eval_every_transform_may_close_over_a_model(name):
     model = build(name, "eval")
     graph, variables = nnx.split(model)
