@@ -184,6 +184,9 @@ def test_gains_around_one_are_rescaled_once():
     assert (1 + params["gain"] == 0.5).all()
     copy = jax.tree.map(jnp.copy, params)
     assert jnp.array_equal(optim.rescale_init(copy, scales)["gain"], params["gain"])
+    shapes = jax.eval_shape(lambda: params)
+    state, other = (optim.adamw(0.1, scales).init(x) for x in (params, shapes))
+    assert jax.tree.structure(state) == jax.tree.structure(other)
 
 
 def with_layout(params, layout):

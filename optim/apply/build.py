@@ -3,6 +3,7 @@
 import warnings
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -91,7 +92,8 @@ def _shifted(optimizer: Optimizer, scales: Scales) -> Optimizer:
         return optimizer
 
     def see(path: str, array: Any) -> Any:
-        if path not in shifts or is_zero(shifts[path]):
+        known = path in shifts and not isinstance(array, jax.ShapeDtypeStruct)
+        if not known or is_zero(shifts[path]):
             return array
         by = shifts[path]
         if running.value is not None and path in running.value.places:

@@ -219,7 +219,7 @@ class Comparison:
         elif own is None:
             point = self._follow_branches(counted, depth, point)
         if own is None:
-            self._follow_readouts(self._follow_sums())
+            self._follow_readouts(self._follow_sums(depth, point))
         last = self._last_width()
         found = {
             path: dataclasses.replace(scale, depth=depth, width_last=last)
@@ -885,21 +885,28 @@ class Comparison:
         found = self._kinds(lambda m: [(self._key(m, x), x) for x in m.sums.all])
         return [kind for kind in found.values() if kind.then and kind.now]
 
-    def _follow_sums(self) -> list[Sum]:
+    def _follow_sums(self, depth: float, point: Parametrization | None) -> list[Sum]:
         """Check sums of products of activations; a factor's parameters carry the rest.
+
+        Those that layers add to the ones of the layers before, e.g. attention logits,
+        also need the multiplier of residual branches.
 
         Returns:
           Those over axes that grow, other than means.
         """
         growing, lacking = [], []
         for kind in self._sums:
-            if len({x.size for x in (*kind.then, *kind.now)}) < 2:
+            share = 1.0
+            if point is not None and depth != 1 and alike(self._terms(kind), depth):
+                share = depth**-point.alpha
+            if share == 1 and len({x.size for x in (*kind.then, *kind.now)}) < 2:
                 continue
-            ratios = kind.ratios(self._lacks)
+            ratios = kind.ratios(functools.partial(self._lacks, share=share))
             kind.check_known(ratios, kind.now[0].node)
             for (each, then), wanted in zip(kind.twins, ratios, strict=True):
-                growth = each.size / then.size
-                if growth == 1:
+                growth = each.size / then.size / share
+                depends = each.size != then.size or alike(wanted, share)
+                if growth == 1 or not depends:
                     continue
                 if not alike(wanted, 1):
                     lacking.append((each, wanted, growth))
@@ -940,7 +947,15 @@ class Comparison:
                             role, in_axes=(), out_axes=axes
                         )
 
-    def _lacks(self, now: Sum, then: Sum) -> float:
+    def _terms(self, kind: Kind[Sum]) -> float:
+        """Growth of the number of sums that are added up."""
+        then, now = (
+            max(x[every[0].node.spot] for x in m.sums.totals.values() or [Counter()])
+            for m, every in ((self.small, kind.then), (self.large, kind.now))
+        )
+        return now / then if now and then else 1.0
+
+    def _lacks(self, now: Sum, then: Sum, share: float = 1.0) -> float:
         """The factor that a sum needs beside the constants of the program."""
         if now.node.id in self._of_kernels:
             return 1.0
@@ -953,7 +968,7 @@ class Comparison:
         for one, other in zip(now.sides, then.sides, strict=True):
             ratio *= self._side(self.large, one)[1] / self._side(self.small, other)[1]
         ratio /= self._of_branches.get(now.node.id, 1.0)
-        return then.size / now.size / ratio
+        return share * then.size / now.size / ratio
 
     def _carry_sum(
         self,
@@ -1048,9 +1063,9 @@ class Comparison:
         return (
             of.node.spot,
             of.node.op,
+            # Layers may read those of all layers before.
             tuple(
-                tuple(sorted(self._opened(p) for p in self._sources(model, x)))
-                for x in of.sides
+                frozenset(map(self._opened, self._sources(model, x))) for x in of.sides
             ),
         )
 

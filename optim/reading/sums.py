@@ -7,7 +7,9 @@ sum over a kernel and activations needs none: the kernel's size shrinks.)
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .axes import Axes, is_identity
 from .branches import Branches
@@ -36,8 +38,8 @@ class Sums:
 
     Attributes:
       all: the sums, in the order of the program.
-      totals: ids of what is added up from such sums alone, e.g. from the attention
-        logits of a layer and of those before.
+      totals: what is added up from such sums alone, by its id, e.g. from the attention
+        logits of a layer and of those before: the number of terms from each place.
     """
 
     def __init__(self, program: Program, axes: Axes, branches: Branches):
@@ -46,16 +48,35 @@ class Sums:
         self._normalized = set(self._quotients(program))
         found = [self._sum(node) for node in program.nodes]
         self.all = [x for x in found if x is not None]
-        self.totals = {x.node.id for x in self.all if len(x.sides) == 2}
+        self.totals: dict[int, Counter[Any]] = {
+            x.node.id: Counter([x.node.spot]) for x in self.all if len(x.sides) == 2
+        }
         for node in program.nodes:
             if node.op in ("add", "sub", "select_n"):
-                terms = [
-                    self._trunk(x).id
-                    for x in node.operands[node.op == "select_n" :]
-                    if x.data
-                ]
-                if terms and self.totals.issuperset(terms):
-                    self.totals.add(node.id)
+                terms = self._terms(program, node)
+                if terms and None not in terms:
+                    self.totals[node.id] = Counter()
+                    for x in filter(None, terms):
+                        self.totals[node.id] += x
+
+    def _terms(self, program: Program, node: Node) -> list[Counter[Any] | None]:
+        """The sums that each operand is added up from; None for other values."""
+        found, runs = [], 1
+        for x in node.operands[node.op == "select_n" :]:
+            inner, factor = self._branches.trunk(x)
+            before = self.totals.get(inner.id)
+            if inner.op == "carry" and self._trunk(inner.operands[1]) is node:
+                length, _, is_time = program.loops[inner.loop]
+                runs = 1 if is_time or factor != 1 else length
+                start = self._trunk(inner.operands[0])
+                before = self.totals.get(start.id, None if start.data else Counter())
+            elif before and factor != 1 and inner.op == "add":
+                before = Counter()  # a running mean
+            if x.data:
+                found.append(before)
+        if node.op == "select_n":
+            return found[:1] if None not in found else found
+        return [x and Counter({at: n * runs for at, n in x.items()}) for x in found]
 
     def constant(self, of: Sum) -> float | None:
         """The constant that multiplies the sum; None if its scale has no effect."""

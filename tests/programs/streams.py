@@ -619,8 +619,27 @@ def groups_of_blocks_within_a_skip(n, L, remedy=False):
 @program(
     {**ENDS, r"b/\d/(q|k|v|u)": "Hb", r"b/\d/(o|d)": "He"},
     deep=True,
+    carries={r"b/\d/q": 0.5},
 )
-def logits_added_to_those_of_the_layer_before_as_in_realformer(n, L):
+def attention_to_the_keys_of_all_layers_before(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("qkvoud", (n, n)))}
+
+    def call(p, x):
+        x, keys, values = x @ p["in"], [], []
+        for w in p["b"]:
+            y = norm(x)
+            keys, values = [*keys, y @ w["k"]], [*values, y @ w["v"]]
+            k, v = jnp.concatenate(keys, 1), jnp.concatenate(values, 1)
+            x = x + attention(y @ w["q"], k, v, n**-0.5) @ w["o"]
+            x = x + mlp(w, norm(x))
+        return norm(x) @ p["out"]
+
+    return p, S, call
+
+
+def realformer(n, L, share=1.0):
+    """Each layer adds its logits to those of the layer before."""
     p = zeros(**{"in": (5, n), "out": (n, 3)})
     p |= {"b": layers(L, **dict.fromkeys("qkvoud", (n, n)))}
 
@@ -628,9 +647,45 @@ def logits_added_to_those_of_the_layer_before_as_in_realformer(n, L):
         x, logits = x @ p["in"], 0
         for w in p["b"]:
             y = unit(x)
-            logits = logits + (y @ w["q"]) @ (y @ w["k"]).swapaxes(-1, -2) / n
+            logits = logits + share * (y @ w["q"]) @ (y @ w["k"]).swapaxes(-1, -2) / n
             x = x + jax.nn.softmax(logits) @ (y @ w["v"]) @ w["o"]
             x = x + mlp(w, unit(x))
+        return unit(x) @ p["out"]
+
+    return p, X, call
+
+
+REALFORMER = {**ENDS, r"b/\d/(q|k|v|u)": "Hb", r"b/\d/(o|d)": "He"}
+
+
+@program(REALFORMER, deep=True, carries={r"b/\d/q": 0.333333})
+def logits_added_to_those_of_the_layer_before_as_in_realformer(n, L):
+    return realformer(n, L)
+
+
+@program(REALFORMER, deep=True)
+def logits_of_layers_of_which_the_mean_is_taken(n, L):
+    return realformer(n, L, 1 / L)
+
+
+@program(
+    {**ENDS, "b/(q|k|v|u)": "Hb", "b/(o|d)": "He"},
+    deep=True,
+    carries={"b/q": 0.333333},
+)
+def logits_that_a_scan_over_layers_adds_up(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": zeros(**dict.fromkeys("qkvoud", (L, n, n)))}
+
+    def call(p, x):
+        def layer(state, w):
+            x, logits = state
+            y = unit(x)
+            logits += (y @ w["q"]) @ (y @ w["k"]).swapaxes(-1, -2) / n
+            x = x + jax.nn.softmax(logits) @ (y @ w["v"]) @ w["o"]
+            return (x + mlp(w, unit(x)), logits), None
+
+        (x, _), _ = jax.lax.scan(layer, (x @ p["in"], jnp.zeros((4, 4))), p["b"])
         return unit(x) @ p["out"]
 
     return p, X, call
