@@ -554,8 +554,11 @@ class Branches:
         """A branch beside a shortcut that changes the width, as in ResNets."""
         one, other = node.operands
         common = self._common(one, other)
-        starts = [common, *map(self._projected_from, (one, other))]
-        for start in dict.fromkeys(starts):
+        # A stream; what a cell of a recurrent network reads is none.
+        read = [self._projected_from(x) for x in (one, other)]
+        added = {*self._trunks, *(b.add.id for b in self.all)}
+        streams = [x for x in read if x is not None and x.id in added]
+        for start in dict.fromkeys([common, *streams]):
             if start is None or start.op == "input" or start in (one, other):
                 continue
             sides = [self.between(start, x) for x in (one, other)]

@@ -254,6 +254,7 @@ def perceiver_io(n, L):
         "in|c": "I",
         r"(down|up)/\d/(u|s)": "Hb",
         r"(down|up)/\d/d": "He",
+        "mid/(u|s|d)": "H",
         r"up/\d/short": "H",
         "out": "O",
     },
@@ -262,6 +263,7 @@ def perceiver_io(n, L):
 def conditioned_unet_of_residual_blocks(n, L):
     p = zeros(**{"in": (7, n), "c": (5, n), "out": (n, 7)})
     p["down"] = layers(L, u=(n, n), s=(n, n), d=(n, n))
+    p["mid"] = zeros(u=(n, n), s=(n, n), d=(n, n))
     p["up"] = layers(L, u=(2 * n, n), s=(n, n), d=(n, n), short=(2 * n, n))
 
     def block(w, x, c):
@@ -274,6 +276,7 @@ def conditioned_unet_of_residual_blocks(n, L):
         for w in p["down"]:
             h = h + block(w, h, c)
             skips.append(h)
+        h = h + block(p["mid"], h, c)
         for w in p["up"]:
             both = jnp.concatenate([h, skips.pop()], -1)
             h = both @ w["short"] + block(w, both, c)
