@@ -335,3 +335,23 @@ def test_a_foreign_muon_has_the_spectral_family():
     normal = optim.normalize_gradients(scales)
     tx = optim.chain(normal, whole, optim.scale_by_parametrization(scales, "muon"))
     tx.init(params)
+
+
+def test_keys_and_values_of_a_state_have_the_same_heads():
+    def make(n):
+        return {"i": jnp.zeros((5, n)), "r": jnp.zeros((n, 3))} | {
+            name: jnp.zeros((n, n)) for name in "qkvo"
+        }
+
+    def call(p, x):
+        h = x @ p["i"]
+        q, k, v = ((h @ p[a]).reshape(2, -1, HEAD) for a in "qkv")
+        state = k[..., None] * v[..., None, :]
+        y = jnp.einsum("bhk,bhkv->bhv", q, state) / HEAD
+        return (h + y.reshape(h.shape) @ p["o"]) @ p["r"]
+
+    scales = optim.infer_scales(
+        make(16), make(32), inputs=(jnp.ones((2, 5)),), call=call
+    )
+    shapes = {name: scales[name].head_shape for name in "qkvo"}
+    assert shapes == {**dict.fromkeys("qkv", (32, HEAD)), "o": (HEAD, 32)}

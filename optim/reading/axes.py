@@ -385,17 +385,16 @@ class Axes:
             self._mixed_by_constants(node, sides)
             return
         kernels: list[Labels] = [(), ()]
-        for k, (x, contracted, _, other) in enumerate(sides):
+        for k, (x, contracted, batch, other) in enumerate(sides):
             if not seeds[k]:
                 mixed = self._kernel_of(x, contracted) if other.data else ()
                 if mixed and x.id in self._states:
                     self.states[node.id] = k, _params(mixed)
-                selects = x.weight or self._selects(x, contracted)
                 # Of two tables that were looked up, neither is a kernel.
-                rows = (
-                    x.id in self._rows and self._is_kernel(other) and not other.weight
+                selects = x.weight or (
+                    not self._is_kernel(other) and self._selects(x, contracted, batch)
                 )
-                if mixed or (selects and not rows and self._is_kernel(x)):
+                if mixed or (selects and self._is_kernel(x)):
                     kernels[k] = mixed or self._of(x)
             if not kernels[k] and self._is_kernel(x):
                 self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
@@ -469,11 +468,13 @@ class Axes:
         """The output axes of parameters that the axes of an activation come from."""
         return self._results.get(node.id, (NONE,) * len(node.shape))
 
-    def _selects(self, node: Node, contracted: Sequence[int]) -> bool:
+    def _selects(
+        self, node: Node, contracted: Sequence[int], batch: Sequence[int]
+    ) -> bool:
         """Whether looked-up rows are kernels, e.g. of the expert of each token."""
-        axes = [self._of(node)[a] for a in contracted]
-        matrices = len([x for x in self._of(node) if x]) > 1
-        return node.id in self._rows and matrices and any(axes)
+        own = {a for a, axes in enumerate(self._of(node)) if axes}
+        free = own - {*contracted, *batch}
+        return node.id in self._rows and bool(free) and not own.isdisjoint(contracted)
 
     def _seeds(self, left: Node, right: Node) -> tuple[bool, bool]:
         """Which of two functions of parameters is a first activation, not a kernel.

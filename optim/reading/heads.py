@@ -1,6 +1,7 @@
 """Heads of attention: the parts of a kernel that meet in products of activations."""
 
 import math
+from collections.abc import Iterable
 
 from .axes import Axes, Axis
 from .models import Reading
@@ -52,15 +53,16 @@ def _note(
 ) -> None:
     """Note the heads of the kernels that one side of a product comes from."""
     labels = axes.entries(x)
-    rest = [a for a in range(len(labels)) if a not in (*contracted, *batch)]
-    rest = [a for a in contracted if labels[a]] or rest
+    outside = {a for a in range(len(labels)) if a not in (*contracted, *batch)}
+
+    def of(param: int, places: Iterable[int]) -> dict[Axis, int]:
+        return {
+            axis: x.shape[a] for a in places for axis in labels[a] if axis[0] == param
+        }
+
     for param in {p for a in batch for p, _ in labels[a]} - inside.keys():
-        sizes = {label: 1 for a in batch for label in labels[a] if label[0] == param}
-        for a in rest:
-            sizes |= dict.fromkeys(
-                (label for label in labels[a] if label[0] == param), x.shape[a]
-            )
-        inside[param] = sizes
+        within = of(param, contracted) or of(param, outside)
+        inside[param] = dict.fromkeys(of(param, batch), 1) | within
 
 
 def _read_by(

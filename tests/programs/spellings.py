@@ -607,3 +607,25 @@ def kernels_of_chosen_experts_that_end_branches(n, L):
         return x @ p["out"]
 
     return p, S, call
+
+
+# Kernels that are looked up have outputs of their own; these rows have none.
+@program(
+    {"in": "I", "out": "O", "gate": "O", "e|f|keys": "I", "w|u|q|v|o": "H"},
+)
+def embeddings_that_are_stored_by_heads(n):
+    p = zeros(**ends(n), e=(11, n // 4, 4), f=(11, n // 4, 4), keys=(11, 2, n // 2))
+    p |= zeros(gate=(n, 1), w=(n // 4, 4, n), u=(n // 4, 4, n), q=(n, 2, n // 2))
+    p |= zeros(v=(n, 2, n // 2), o=(2, n // 2, n))
+
+    def call(p, x, t):
+        x = norm(x @ p["in"])
+        gate = jax.nn.sigmoid(x @ p["gate"])[..., None]
+        x = x + jnp.einsum("bthd,hdn->btn", p["e"][t], p["w"])
+        x = x + jnp.einsum("bthd,hdn->btn", p["f"][t] * gate, p["u"])
+        q, v = (jnp.einsum("btn,nhd->bthd", norm(x), p[c]) for c in "qv")
+        logits = jnp.einsum("bthd,bshd->bhts", q, p["keys"][t] * gate) / n
+        y = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits), v)
+        return norm(x + jnp.einsum("bthd,hdn->btn", y, p["o"])) @ p["out"]
+
+    return p, (floats(2, 6, 5), tokens(2, 6)), call
