@@ -91,6 +91,7 @@ class Axes:
         # columns of a kernel in it, and the diagonal matrices of such parameters.
         self._gains: dict[int, frozenset[Axis]] = {}
         self._diagonal: set[int] = set()
+        self._mixed_axes: set[Axis] = set()  # that are summed over with constants
         self.hot: set[int] = set()
         self.kernel_sums: dict[int, Node] = {}
         self.states: dict[int, tuple[int, set[int]]] = {}
@@ -416,11 +417,14 @@ class Axes:
             marks = [(self._rows.get(kernel.id, NONE), Use.COPY)]
             summed = {x.axes.get(1 - k) for x in indices(node) if x.out is None}
             chosen = self._chosen(other, summed)
-            for index in indices(node):
-                if k not in index.axes:
-                    continue
+            every = [x for x in indices(node) if k in x.axes]
+            mixed = self._mixed_axes & NONE.union(*labels)
+            keys = not any(labels[x.axes[k]] & mixed for x in every if x.out is None)
+            for index in every:
                 axes, shared = labels[index.axes[k]], 1 - k in index.axes
-                if index.out is None and index.axes.get(1 - k, -1) in chosen:
+                if mixed and keys:  # a first layer of constants, e.g. of sinusoids
+                    marks.append((axes, Use.IN if axes & mixed else Use.OUT))
+                elif index.out is None and index.axes.get(1 - k, -1) in chosen:
                     marks.append((axes, Use.COPY))
                     self._batched(node, other, index.axes[1 - k])
                 elif index.out is None and (shared or node.op == CONVOLUTION):
@@ -562,6 +566,8 @@ class Axes:
             own = self._of(x)
             if not self._is_kernel(x):
                 mixed = NONE.union(*(self._of(other)[a] for a in summed))
+                if x.value is None and not node.backward:  # no gradient of a sum
+                    self._mixed_axes |= mixed
                 fixed = {*gone[0], *gone[1]}
                 own = tuple(NONE if a in fixed else mixed for a in range(len(x.shape)))
             each.append(own)

@@ -27,7 +27,7 @@ from .growth import grown, same_parametrization, twin
 from .heads import find_heads
 from .kinds import Kind, alike, kinds
 from .leaves import Leaves
-from .links import PRODUCTS
+from .links import PRODUCTS, indices
 from .lists import Pairing
 from .models import Reading
 from .parallel import Parallel, numbers
@@ -84,6 +84,21 @@ class _Model:
 
     def path(self, end: End) -> str:
         return self.reading.path_of[end.param]
+
+    def heads_within(self, path: str) -> int:
+        """The number of heads that share an axis with their inputs; 0 for none."""
+        role, param = self.roles[path], self.reading.path_of.index(path)
+        node, number = role.node if role else None, 0
+        for event in self.axes.events[param] if node is not None else ():
+            both = {*event.axes(Use.IN)} & {*event.axes(Use.COPY)}
+            if event.node is node and node.op == "dot_general" and both:
+                for index in indices(node):
+                    shared = index.out is not None and len(index.axes) > 1
+                    for k, a in index.axes.items() if shared else ():
+                        labels = self.axes.labels.get(node.operands[k].id, ())
+                        if labels and any((param, x) in labels[a] for x in both):
+                            number = max(number, 1) * node.operands[k].shape[a]
+        return number
 
     def paths(self, branch: Branch) -> list[str]:
         """The parameters that are used inside a branch."""
@@ -191,6 +206,12 @@ class Comparison:
         ]
         # The growth of the number of kernels beside each other, in fan-in and fan-out.
         self._beside = numbers(*self._sides)
+        for path, one in self.twin.items():
+            heads = self.large.heads_within(path), self.small.heads_within(one)
+            if all(heads) and heads[0] != heads[1]:
+                more = heads[0] / heads[1]
+                into, out = self._beside.get(path, (1.0, 1.0))
+                self._beside[path] = into / more, out * more
 
     def scales(self, point: Parametrization | None) -> Scales:
         """Roles from the programs, depth from their branches.

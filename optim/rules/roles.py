@@ -278,7 +278,8 @@ def param_scale(
       grows: the axes that grow with width. By default those whose size differs;
         needed for a model that is its own base.
       heads_in, heads_out: growth of the number of kernels like this one whose inputs
-        are summed over, or whose outputs are read, together, e.g. one for each head.
+        are summed over, or whose outputs are read, together, e.g. one for each head;
+        the inverse for heads that share an axis with the inputs of each.
       **more: further fields of `ParamScale`.
 
     Returns:
@@ -297,15 +298,19 @@ def param_scale(
     if grows is None:
         differ = zip(base_shape, shape, strict=True)
         grows = frozenset(i for i, (b, t) in enumerate(differ) if b != t)
-    role = _ROLES[
-        bool(in_axes),
-        heads_in != 1 or not grows.isdisjoint(in_axes),
-        heads_out != 1 or not grows.isdisjoint(out_axes),
-    ]
 
     def ratio(axes: tuple[int, ...]) -> float:
         growths = (shape[a] / base_shape[a] for a in axes if a in grows)
         return math.prod(growths, start=1.0)
+
+    def is_wide(axes: tuple[int, ...], heads: float) -> bool:
+        if heads != 1:
+            return ratio(axes) * heads != 1
+        return not grows.isdisjoint(axes)
+
+    role = _ROLES[
+        bool(in_axes), is_wide(in_axes, heads_in), is_wide(out_axes, heads_out)
+    ]
 
     return ParamScale(
         path,

@@ -584,3 +584,25 @@ def kernels_divided_by_the_root_of_their_fan_in(n, L):
 )
 def kernels_divided_by_the_root_of_their_fan_in_and_the_depth(n, L):
     return _divided(True)(n, L)
+
+
+@program({**ENDS, "(q|k|v|o)": "H", "r": "I", "w": "I"})
+def axes_that_hold_heads_and_the_inputs_of_each(n):
+    """Relative positions from sinusoids, and a flat kernel of diagonal blocks."""
+    square = dict.fromkeys("qkvo", (n, n))
+    p = zeros(**ends(n), **square, r=(8, n), w=(n, 4))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (heads(x @ p[c], 4) for c in "qkv")
+        places = jnp.sin(jnp.arange(11)[:, None] * jnp.exp(-jnp.arange(8.0)))
+        r = (places @ p["r"]).reshape(11, n // 4, 4)
+        far = jnp.einsum("bhtd,rhd->bhtr", q, r)
+        i = jnp.arange(6)[None] - jnp.arange(6)[:, None] + 5
+        far = jnp.take_along_axis(far, jnp.broadcast_to(i, (2, n // 4, 6, 6)), -1)
+        y = flat(jax.nn.softmax((q @ k.mT + far) / 2) @ v) @ p["o"]
+        blocks = p["w"].reshape(n // 4, 4, 4)
+        y = jnp.einsum("bthi,hij->bthj", y.reshape(2, 6, n // 4, 4), blocks)
+        return jax.nn.relu(y.reshape(2, 6, n)) @ p["out"]
+
+    return p, S, call
