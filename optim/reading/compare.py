@@ -178,6 +178,7 @@ class Comparison:
         # By sum, the constants between it and the end of a branch that are not its own.
         self._of_branches: dict[int, float] = {}
         self._of_kernels: set[int] = set()  # sums over a kernel that data changes
+        self._summed_over_layers: set[int] = set()
         self._leaves, small = large.leaves, others[0].leaves
         wide = others[1].leaves if len(others) > 1 else large.leaves
         to_small, to_wide = (Pairing(self._leaves, x) for x in (small, wide))
@@ -931,6 +932,7 @@ class Comparison:
                     continue
                 if not alike(wanted, 1):
                     lacking.append((each, wanted, growth))
+                    self._summed_over_layers |= {each.node.id} if share != 1 else set()
                 if not alike(wanted, 1) or len(set(each.sides)) > 1:
                     growing.append(each)
         lacking.sort(key=lambda each: each[0].node.id)
@@ -1009,16 +1011,25 @@ class Comparison:
             equal = all(alike(w, wanted) for _, w in same)
             if equal and self._carried_by(paths, wanted, [s for s, _ in same]):
                 return {s.node.id for s, _ in same}
-        power = math.log(wanted) / -math.log(growth)
-        missing = "(base width / width)" + f"**{power:.4g}" * (
-            not alike(wanted, 1 / growth)
-        )
+        if of.node.id in self._summed_over_layers:
+            missing = (
+                f"{wanted:.4g} in the target. Layers add such sums up, so that they "
+                "also need the multiplier of residual branches, e.g. base depth / depth"
+            )
+        else:
+            power = math.log(wanted) / -math.log(growth)
+            missing = "(base width / width)" + (
+                "" if alike(wanted, 1 / growth) else f"**{power:.4g}"
+            )
+            missing += (
+                ", e.g. divide attention logits by the head dimension instead of its "
+                "root"
+            )
         raise ValueError(
             f"the sum over products of activations at {of.node.line} has {growth:g} "
             f"times as many terms in the target as in the base, and needs a factor of "
             f"{1 / growth:.4g}, of which {wanted:.4g} is missing. No parameter of its "
-            f"factors can carry it: multiply the sum by {missing}, e.g. "
-            "divide attention logits by the head dimension instead of its root"
+            f"factors can carry it: multiply the sum by {missing}"
         )
 
     def _carried_by(

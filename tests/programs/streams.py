@@ -638,7 +638,7 @@ def attention_to_the_keys_of_all_layers_before(n, L):
     return p, S, call
 
 
-def realformer(n, L, share=1.0):
+def realformer(n, L, share=1.0, of=lambda x: x):
     """Each layer adds its logits to those of the layer before."""
     p = zeros(**{"in": (5, n), "out": (n, 3)})
     p |= {"b": layers(L, **dict.fromkeys("qkvoud", (n, n)))}
@@ -647,7 +647,8 @@ def realformer(n, L, share=1.0):
         x, logits = x @ p["in"], 0
         for w in p["b"]:
             y = unit(x)
-            logits = logits + share * (y @ w["q"]) @ (y @ w["k"]).swapaxes(-1, -2) / n
+            q, k = of(y @ w["q"]), of(y @ w["k"])
+            logits = logits + share * q @ k.swapaxes(-1, -2) / n
             x = x + jax.nn.softmax(logits) @ (y @ w["v"]) @ w["o"]
             x = x + mlp(w, unit(x))
         return unit(x) @ p["out"]
@@ -666,6 +667,11 @@ def logits_added_to_those_of_the_layer_before_as_in_realformer(n, L):
 @program(REALFORMER, deep=True)
 def logits_of_layers_of_which_the_mean_is_taken(n, L):
     return realformer(n, L, 1 / L)
+
+
+@program(REALFORMER, deep=True, asks="multiply the sum by 0.3333 in the target")
+def logits_of_normalized_queries_that_layers_add_up(n, L, remedy=False):
+    return realformer(n, L, 2 / L if remedy else 1.0, norm)
 
 
 @program(
