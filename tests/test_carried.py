@@ -168,17 +168,20 @@ def test_gains_around_one_carry_too(optimizer):
     assert jnp.abs(results[0] - results[1]).max() < 1e-10
 
 
+def stack_of_gains_around_one(depth, dtype):
+    return {"gain": jnp.zeros((depth, 4), dtype), "w": jnp.ones((depth, 4, 4))}
+
+
+def run_gains_around_one(params, x):
+    def layer(x, w):
+        return x + jnp.tanh(x @ w["w"]) * (1 + w["gain"])[None], None
+
+    return jax.lax.scan(layer, x, params)[0]
+
+
 def test_gains_around_one_are_rescaled_once():
-    small, large = (
-        {"gain": jnp.zeros((d, 4)), "w": jnp.ones((d, 4, 4))} for d in (1, 4)
-    )
-
-    def run(params, x):
-        def layer(x, w):
-            return x + jnp.tanh(x @ w["w"]) * (1 + w["gain"])[None], None
-
-        return jax.lax.scan(layer, x, params)[0]
-
+    run = run_gains_around_one
+    small, large = (stack_of_gains_around_one(d, float) for d in (1, 4))
     scales = optim.infer_scales((run, small), (run, large), inputs=(jnp.ones((2, 4)),))
     params = optim.rescale_init(large, scales)
     assert (1 + params["gain"] == 0.5).all()
@@ -187,6 +190,17 @@ def test_gains_around_one_are_rescaled_once():
     shapes = jax.eval_shape(lambda: params)
     state, other = (optim.adamw(0.1, scales).init(x) for x in (params, shapes))
     assert jax.tree.structure(state) == jax.tree.structure(other)
+
+
+def test_bfloat16_is_too_coarse_for_a_gain_around_one_that_gets_small():
+    run, inputs = run_gains_around_one, (jnp.ones((2, 4)),)
+    small, large = (stack_of_gains_around_one(d, jnp.bfloat16) for d in (1, 64))
+    scales = optim.infer_scales((run, small), (run, large), inputs=inputs)
+    with pytest.raises(ValueError, match=r"'gain' as 1 \+ w.* steps of 0.0078; keep"):
+        optim.rescale_init(large, scales)
+    small, large = (stack_of_gains_around_one(d, jnp.float32) for d in (1, 64))
+    gain = optim.rescale_init(large, scales, base=small)["gain"]
+    assert jnp.allclose(1 + gain, 0.125)
 
 
 def with_layout(params, layout):

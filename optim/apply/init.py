@@ -9,7 +9,7 @@ import numpy
 
 from ..reading.leaves import check_takes_nothing, is_function, is_nnx
 from ..reading.lists import Pairing
-from ..rules.multipliers import is_one, is_zero, joined, multipliers
+from ..rules.multipliers import carried, is_one, is_zero, joined, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale
@@ -47,7 +47,8 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
       ValueError: a parameter without a scale, or of another shape; the parameters or
         the base have no values; the base is another model; a parameter is zero in one
         of the models only; the model belongs to `mupax.zoo` and has no groups; the base
-        or the target is trained.
+        or the target is trained; a gain of 1 + w in half precision carries a small
+        multiplier.
 
     Source: Tensor Programs V, Table 3; Yaida eqs. 3.16-3.17.
 
@@ -82,6 +83,7 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
     if _made_elsewhere(scales, is_changed=bool(groups)):
         once = {p: factor for p, factor in groups.items() if not is_rescaled(given[p])}
         return _multiply(params, once)
+    _check_precision(given, scales, point)
     small = _base_arrays(scales.base if base is None else base, scales)
     return _multiply(
         params,
@@ -154,6 +156,22 @@ def _check_values(arrays: Mapping[str, Any]) -> None:
                 "arrays, or trace the call: jax.eval_shape(lambda p: "
                 "rescale_init(p, ...), params)"
             )
+
+
+def _check_precision(
+    params: Mapping[str, Any], scales: Scales, point: Parametrization
+) -> None:
+    """Raise a `ValueError` for a small 1 + w of which w has too few digits near -1."""
+    for path, array in params.items():
+        for part in scales[path].parts:
+            factor, step = carried(part, point), float(jnp.finfo(array.dtype).eps)
+            if part.offset and isinstance(factor, float) and step > 0.05 * factor:
+                raise ValueError(
+                    f"the model uses {path!r} as {part.offset:g} + w, which carries a "
+                    f"multiplier of {factor:.4g}, so that w stays near "
+                    f"{-part.offset:g}, where {array.dtype} has steps of {step:.2g}; "
+                    "keep this parameter in float32, or let the model multiply"
+                )
 
 
 def _made_elsewhere(scales: Scales, *, is_changed: bool) -> bool:

@@ -138,7 +138,7 @@ def numbers(small: Parallel, large: Parallel) -> dict[str, tuple[float, float]]:
 
     Returns:
       {path in the large model: (growth of fan-in, growth of fan-out)}; (1, 1) for terms
-      of a mean, or of a sum with gates, as of experts.
+      of a sum with gates, as of experts. A mean has a fan-in that does not grow.
     """
     found: dict[str, tuple[float, float]] = {}
     for key, now in large.joins.items():
@@ -150,10 +150,10 @@ def numbers(small: Parallel, large: Parallel) -> dict[str, tuple[float, float]]:
                 continue
             into, out = found.get(path, (1.0, 1.0))
             mean = abs(now.constant / (then.constant or 1) * growth - 1) < 0.01
-            if now.ends is None or mean:
+            if now.ends is None:
                 found[path] = into, out
             elif path in now.ends:
-                found[path] = into * growth, out
+                found[path] = into * (1 if mean else growth), out
             else:
                 found[path] = into, out * growth
     return found

@@ -472,6 +472,19 @@ def many_layers_side_by_side(n):
     return p, X, call
 
 
+@program({"in": "I", r"m/\d+/up": "H", r"m/\d+/out": "F"})
+def mean_over_members_whose_number_grows(n):
+    """All units of the members are a layer, of which the readout is a mean."""
+    p = {"in": jnp.zeros((5, n))}
+    p |= {"m": [zeros(up=(n, 8), out=(8, 3)) for _ in range(n // 4)]}
+
+    def call(p, x):
+        x = jnp.tanh(x @ p["in"])
+        return jnp.stack([jnp.tanh(x @ w["up"]) @ w["out"] for w in p["m"]]).mean(0)
+
+    return p, X, call
+
+
 @program({"in": "I", "out": "O", r"b/\d+": "He"}, deep=True, asks=r"results up .* no residual branch")  # fmt: skip
 def sum_of_the_layers_of_a_plain_network(n, L, remedy=False):
     p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
