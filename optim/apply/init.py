@@ -164,7 +164,8 @@ def _check_precision(
     """Raise a `ValueError` for a small 1 + w of which w has too few digits near -1."""
     for path, array in params.items():
         for part in scales[path].parts:
-            factor, step = carried(part, point), float(jnp.finfo(array.dtype).eps)
+            factor = carried(part, point)
+            step = float(jnp.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]
             if part.offset and isinstance(factor, float) and step > 0.05 * factor:
                 raise ValueError(
                     f"the model uses {path!r} as {part.offset:g} + w, which carries a "
