@@ -87,7 +87,7 @@ def test_two_machines_end_as_one_does_when_they_are_killed(run, whole, tmp_path)
     ):
         disks = [tmp_path / f"disk{2 * number + n}" for n in range(2)]
         both = pair(words, *disks)
-        wait_for_checkpoint(at, 8 * (number + 1), both)
+        wait_for_checkpoint(at, 4 * (number + 1), both)
         for victim in victims:
             both[victim].send_signal(how)
         ended(both, *([0] if how == signal.SIGTERM else [2, -how]))
@@ -105,7 +105,7 @@ def test_another_number_of_machines_resumes_a_killed_run_and_evaluates(
 ):
     at = run("resized")
     both = pair((*TRAIN, f"--workdir={at}"), tmp_path / "a", tmp_path / "b")
-    wait_for_checkpoint(at, 12, both)
+    wait_for_checkpoint(at, 4, both)
     both[0].kill()
     ended(both, 2, -signal.SIGKILL, -signal.SIGABRT)
     time.sleep(4)  # the lease of a killed process
