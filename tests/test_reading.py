@@ -155,6 +155,25 @@ def test_an_average_of_stream_and_branch_must_not_forget_its_first_layers(power,
         assert not any(s.ends_branch for s in read(run(8), run(2)).values())
 
 
+def test_a_stack_of_convolutions_that_the_call_leaves_out_is_a_question():
+    """Its kernel of four axes is none of a convolution over two."""
+
+    class Net(nnx.Module):
+        def __init__(self, n):
+            def layer(rngs):
+                return nnx.Conv(n, n, (3,), use_bias=False, rngs=rngs)
+
+            self.layers = nnx.vmap(layer)(nnx.Rngs(0).split(2))
+            self.unused = nnx.Conv(n, n, (3, 3), rngs=nnx.Rngs(0))
+            self.readout = nnx.Linear(5, n, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.readout(x)
+
+    with pytest.raises(ValueError, match="does not use 'layers/kernel'; pass"):
+        optim.infer_scales(lambda: Net(8), lambda: Net(32), inputs=(kit.floats(2, 5),))
+
+
 def skips(width, depth):
     """A residual network that reads the sum of all layers' skips."""
     block = {name: jnp.zeros((width, width)) for name in ("w", "skip")}

@@ -9,7 +9,7 @@ import numpy
 
 from ..reading.leaves import check_takes_nothing, is_function, is_nnx
 from ..reading.lists import Pairing
-from ..rules.multipliers import carried, is_one, is_zero, joined, multipliers
+from ..rules.multipliers import carried, is_one, joined, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale
@@ -171,7 +171,7 @@ def _check_precision(
                     f"the model uses {path!r} as {part.offset:g} + w, which carries a "
                     f"multiplier of {factor:.4g}, so that w stays near "
                     f"{-part.offset:g}, where {array.dtype} has steps of {step:.2g}; "
-                    "keep this parameter in float32, or let the model multiply"
+                    f"keep it in float32, or multiply by {factor:.4g} in the model"
                 )
 
 
@@ -245,9 +245,7 @@ def _multiply(
         if is_one(factors[path]):
             return leaf
         offset = (offsets or {}).get(path, 0.0)
-        moved = leaf if is_zero(offset) else leaf + offset
-        out = times(moved, factors[path])
-        out = (out if is_zero(offset) else out - offset).astype(leaf.dtype)
+        out = (times(leaf + offset, factors[path]) - offset).astype(leaf.dtype)
         remember(out)
         return out
 

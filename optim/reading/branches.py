@@ -700,7 +700,9 @@ class Branches:
             ends, failure = (), reason.node
         constant = self.constant(end, ends)
         # In (1 - c) x + c f(x), c is all of the multiplier: 1 - c tends to 1.
-        is_average, is_share = (abs(skip**n + constant**n - 1) < 1e-5 for n in (1, 2))
+        is_average, is_share = (
+            skip != 1 and abs(skip**n + constant**n - 1) < 1e-5 for n in (1, 2)
+        )
         return Branch(
             add,
             trunk,

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..rules.parametrizations import Parametrization
 from ..scales.paths import path_string, trainable, unboxed
@@ -208,7 +209,10 @@ def _of_layers(model: Any) -> dict[str, str]:
 
     def known(node: Any) -> dict[str, str]:
         kind = type(node)
-        return _LAYERS.get((kind.__module__.partition(".")[0], kind.__name__), {})
+        axes = _LAYERS.get((kind.__module__.partition(".")[0], kind.__name__), {})
+        # A convolution may be over another number of axes.
+        is_known = axes and np.size(getattr(node, "kernel_size", (1, 1))) == 2
+        return axes if is_known else {}
 
     layers = jax.tree_util.tree_flatten_with_path(model, lambda x: bool(known(x)))[0]
     return {
