@@ -254,6 +254,13 @@ def test_the_opening_says_what_the_numbers_say(changes, said):
     assert said in sentences.result(opened(**changes))
 
 
+def test_a_baseline_of_another_parametrization_is_named():
+    base, other = baselines()
+    compared = [base, dataclasses.replace(other, baseline="depth_mup")]
+    said = sentences.result(made(trained=trained(), compared=compared))
+    assert said.endswith("; with Depth-μP, 94.4%.")
+
+
 @pytest.mark.parametrize(
     ("shift", "said"),
     [

@@ -316,6 +316,13 @@ def small_run(data: SweepData) -> Trained | None:
     return next((run for run in data.compared if run.baseline == BASE), None)
 
 
+def way(data: SweepData, run: Trained) -> str:
+    """How a baseline of the target's size was scaled."""
+    if run.baseline == "sp":
+        return "without mupax's scaling"
+    return f"with {data.labels[run.baseline or '']}"
+
+
 def compared(data: SweepData) -> str:
     """Whether the target "is better" than the base, "is no better", or neither.
 
@@ -354,7 +361,7 @@ def result(data: SweepData) -> str:
     unscaled = ""
     if other is not None:
         known = scored(data, score(data, other), named=False)
-        unscaled = f"; without mupax's scaling, {known}"
+        unscaled = f"; {way(data, other)}, {known}"
     if small is None:
         return f"{with_it} reaches {scored(data, reached)}{unscaled}."
     before = score(data, small)

@@ -27,7 +27,7 @@ def result_figure(data: SweepData) -> Figure:
     ax = body.subplots()
     ends, handles = [], []
     for run in _runs(data):
-        label, look = _look(run)
+        label, look = _look(data, run)
         handles.append(Line2D([], [], lw=2.6, label=label, **look))
         points = run.scores(by_loss=data.by_loss)
         if not points.size:
@@ -60,11 +60,11 @@ def _runs(data: SweepData) -> list[Trained]:
     return [*([data.trained] if data.trained else []), *data.compared]
 
 
-def _look(run: Trained) -> tuple[str, dict[str, Any]]:
+def _look(data: SweepData, run: Trained) -> tuple[str, dict[str, Any]]:
     """The label and the style of a run's line."""
     if run.baseline is None:
         return "large network, learning rate of the small one", {"color": _DARK}
     if run.baseline == BASE:
         return "small network, where it was tuned", {"color": _LIGHT}
     dashed = {"color": "#7c8494", "linestyle": (0, (4, 1.5))}
-    return "large network, without mupax's scaling", dashed
+    return f"large network, {sentences.way(data, run)}", dashed
