@@ -627,3 +627,16 @@ def test_a_circulant_kernel_is_asked_about_and_its_remedy_works():
         read()
     remedy = re.search(r"axes=(\{.*?\})", str(error.value))
     assert read(axes=ast.literal_eval(remedy[1]))["w"].role == "vector"
+
+
+def test_a_sum_is_the_same_after_python_has_specialized_its_code():
+    """After some calls, Python 3.11 runs another instruction for the same `sum`."""
+
+    def members(number):
+        return {"w": [jnp.zeros((5, 3)) for _ in range(number)]}
+
+    def call(params, x):
+        return sum(jax.nn.relu(x) @ w for w in params["w"])
+
+    every = [read(members(6), members(2), call=call) for _ in range(12)]
+    assert {scale.width_in for scales in every for scale in scales.values()} == {3.0}

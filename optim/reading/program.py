@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+Spot = tuple[str, tuple[int, ...]]
+_NOWHERE: Spot = "", ()
 # Primitives that hold the jaxpr to inline under one of these names.
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _JOINED = "join"  # the results of several branches of `cond`
@@ -120,10 +122,10 @@ class Node:
         return self.spot[0]
 
     @property
-    def spot(self) -> tuple[str, int]:
-        """Its line, and the place of the operation within the compiled function."""
+    def spot(self) -> Spot:
+        """Its line, and the lines and columns of its expression."""
         spots = map(spot_of, self.source)
-        return next((spot for spot in spots if spot[0]), ("", 0))
+        return next((spot for spot in spots if spot[0]), _NOWHERE)
 
     @property
     def backward(self) -> bool:
@@ -166,24 +168,28 @@ _LIBRARIES = ("/jax/", "/flax/", "/equinox/", "/haiku/", "/optax/", "/haliax/")
 _OURS = str(pathlib.Path(__file__).parent)
 
 
-def spot_of(source: Any) -> tuple[str, int]:
-    """File and line of the innermost frame outside of JAX and the model libraries.
+def spot_of(source: Any) -> Spot:
+    """Where the innermost frame outside of JAX and the model libraries stands.
 
-    And the index of the frame's instruction, which tells operations of a line apart.
+    Its file and line, and the columns of the expression. The number of its instruction
+    would not do: it may change once Python has called the function a few times.
     """
+    found: Spot = _NOWHERE
     trace = getattr(source, "traceback", None)
     if trace is None:
-        return "", 0
-    first = "", 0
-    for frame, place in zip(trace.frames, trace.raw_frames()[1], strict=True):
+        return found
+    codes, places = trace.raw_frames()
+    for frame, code, place in zip(trace.frames, codes, places, strict=True):
         name = frame.file_name
         if "/jax/_src/" in name or name.startswith((_OURS, "<frozen")):
             continue
-        at = f"{name.rpartition('/')[2]}:{frame.line_num}", place
-        first = first if first[0] else at
-        if "/site-packages/" not in name or not any(x in name for x in _LIBRARIES):
-            return at
-    return first
+        users = "/site-packages/" not in name or not any(x in name for x in _LIBRARIES)
+        if users or found is _NOWHERE:
+            line = f"{name.rpartition('/')[2]}:{frame.line_num}"
+            found = line, trace.code_addr2location(code, place)
+        if users:
+            break
+    return found
 
 
 class Program:
