@@ -132,6 +132,55 @@ def test_a_branch_that_ends_in_a_nonlinearity_says_what_to_multiply():
         read(network(32, 8, end=jnp.tanh))
 
 
+def two_streams(width, encoder, decoder, power=0, shared=False):
+    """A decoder that reads an encoder in each block; the base has 3 and 2 blocks."""
+    p = {name: jnp.zeros((5, width)) for name in ("source", "text")}
+    square = (width, width)
+    p["e"] = [kit.zeros(u=square) for _ in range(1 if shared else encoder)]
+    ends = {} if shared else {"o": square}
+    p["d"] = [kit.zeros(k=square, **ends) for _ in range(decoder)]
+    p["out"] = jnp.zeros((width, 3))
+    shares = (encoder / 2) ** power, (decoder / 3) ** power
+
+    def run(p, x):
+        memory, x = x @ p["source"], x @ p["text"]
+        for i in range(encoder):
+            kernel = p["e"][0 if shared else i]["u"]
+            memory = memory + jax.nn.relu(memory) @ kernel * shares[0]
+        for w in p["d"]:
+            scores = x @ (memory @ w["k"]).swapaxes(-1, -2) / width
+            read = jax.nn.softmax(scores) @ memory
+            kernel = w.get("o", p["e"][0]["u"])
+            x = x + jax.nn.relu(read) @ kernel * shares[1]
+        return x @ p["out"]
+
+    return run, p
+
+
+def test_each_stream_has_a_depth_of_its_own():
+    base = two_streams(8, 2, 3)
+    scales = read(two_streams(32, 4, 12), base, parametrization="depth_mup")
+    depth = {p: s.depth for p, s in scales.items() if s.in_branch}
+    assert depth == {p: 2 if p.startswith("e/") else 4 for p in depth}
+    assert {p for p, s in scales.items() if s.ends_branch} == {
+        p for p in depth if p.endswith(("u", "o"))
+    }
+    assert scales.depth == 4
+    note = "deeper by different factors M: 2 (e/#/u); 4 (d/#/k, d/#/o)"
+    assert note in str(optim.explain(scales))
+    scales = read(two_streams(32, 4, 12, power=-0.5), base)
+    assert scales.parametrization.name == "depth_mup"
+    assert not any(s.ends_branch for s in scales.values())
+    with pytest.raises(ValueError, match=r"needs 0.7071, i.e. \(depth"):
+        read(two_streams(32, 4, 12, power=-1), base, parametrization="depth_mup")
+
+
+def test_a_kernel_in_streams_that_get_deeper_by_different_factors_is_an_error():
+    sizes = (32, 4, 12), (8, 2, 3)
+    with pytest.raises(ValueError, match=r"'e/0/u' is in the .* 2 times as deep, and"):
+        read(*(two_streams(*each, shared=True) for each in sizes))
+
+
 @pytest.mark.parametrize(("power", "root"), [(0.5, 1), (1, 1), (0.5, 2)])
 def test_an_average_of_stream_and_branch_must_not_forget_its_first_layers(power, root):
     def run(depth):

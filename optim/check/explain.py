@@ -111,6 +111,16 @@ class Explanation:
             for s in scales.values()
             if any(carried(part, point) != 1 for part in s.parts)
         )
+        depths: dict[float, dict[str, None]] = {}
+        for s in scales.values():
+            for part in s.parts:
+                if part.in_branch:
+                    depths.setdefault(part.depth, {})[open_numbers(s.path)] = None
+        if len(depths) > 1:
+            notes.append(
+                "residual streams get deeper by different factors M: "
+                + "; ".join(f"{m:g} ({', '.join(depths[m])})" for m in sorted(depths))
+            )
         if carry:
             notes.append(
                 f"these carry factors of branches, logits or readout that {point.name} "

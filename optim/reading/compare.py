@@ -39,6 +39,7 @@ from .totals import Totals
 
 _MULTILINEAR = ("add", "sub", "mul", "carry", "last", "scan_out", *PRODUCTS)
 
+_Key = tuple[tuple[str, int], frozenset[str]]  # the place of an addition, parameters
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
@@ -127,7 +128,7 @@ class _Model:
             x.add.id in branch.inside for x in self.branches.all if x is not branch
         )
 
-    def kind(self, branch: Branch) -> Hashable:
+    def kind(self, branch: Branch) -> _Key:
         """What a branch has in common with those of other layers."""
         return branch.add.spot, self.names(branch)
 
@@ -175,6 +176,7 @@ class Comparison:
         self.fractional = fractional
         self._averaged: list[Branch] = []  # terms of means over layers
         self._found: dict[str, ParamScale] = {}
+        self._ratios: dict[int, float] = {}  # of depths, by the id of a branch
         # By sum, the constants between it and the end of a branch that are not its own.
         self._of_branches: dict[int, float] = {}
         self._of_kernels: set[int] = set()  # sums over a kernel that data changes
@@ -222,30 +224,29 @@ class Comparison:
         """
         self._check_loops()
         self._settle_states()
-        counted, depth = self._counted()
-        added, ratio = self._added(counted)
-        if added and depth == 1:
-            counted, depth = added, ratio
+        counted = self._counted()
+        has_streams = bool(self._ratios)
+        added = self._added(counted)
+        if added and not has_streams:
+            counted = []
             self._check_only_sums_deepen(added)
-        elif added:
-            counted = sorted([*counted, *added], key=place)
-        inside = self._inside(counted)
+        counted = sorted([*counted, *added], key=place)
         own = self._leaves.parametrization
         point = same_parametrization(own, point) or own
-        found = {
-            path: self._scale(path, depth, path in inside) for path in self._leaves
-        }
-        self._found = found
+        depths, depth = self._inside(counted), self._depth
+        self._found = {path: self._scale(path, path in depths) for path in self._leaves}
         if not counted and self._deeper:
             depth = self._plain_depth(point)
         elif own is None:
-            point = self._follow_branches(counted, depth, point)
+            point = self._follow_branches(counted, point)
         if own is None:
-            self._follow_readouts(self._follow_sums(depth, point))
+            self._follow_readouts(self._follow_sums(point))
         last = self._last_width()
         found = {
-            path: dataclasses.replace(scale, depth=depth, width_last=last)
-            for path, scale in found.items()
+            path: dataclasses.replace(
+                scale, depth=depths.get(path, depth), width_last=last
+            )
+            for path, scale in self._found.items()
         }
         return Scales(
             self._parts.joined(found, self.twin),
@@ -271,7 +272,12 @@ class Comparison:
                     "jnp.arange(len(w))) for the stacked weights w"
                 )
 
-    def _scale(self, path: str, depth: float, inside: bool) -> ParamScale:
+    @property
+    def _depth(self) -> float:
+        """The largest depth ratio of all streams."""
+        return max(self._ratios.values(), default=1.0)
+
+    def _scale(self, path: str, inside: bool) -> ParamScale:
         role, grows = self.large.roles[path], self._growth[path]
         if grows and self._is_unknown(path):
             raise ValueError(self._unused())
@@ -313,7 +319,6 @@ class Comparison:
             role,
             self._shapes[path],
             fractional=self.fractional,
-            depth=depth,
             in_branch=inside,
             head_shape=heads if small_heads else (),
             base_head_shape=small_heads if heads else (),
@@ -366,14 +371,17 @@ class Comparison:
         """What base and target have, by kind; `of` gives pairs (kind, thing)."""
         return kinds(of(self.small), of(self.large))
 
-    def _counted(self) -> tuple[list[Branch], float]:
-        """The target's branches whose number is its depth, and the depth ratio."""
+    def _counted(self) -> list[Branch]:
+        """The target's branches whose number is the depth of their stream.
+
+        Notes the ratio of each, if it is not 1.
+        """
         groups = self._kinds(
             lambda m: [((m.names(b), m.holds(b)), b) for b in m.branches.all]
         )
         grown = {key for key, kind in groups.items() if kind.grows}
         if not grown:
-            return self._outermost(self.large.branches.all), 1.0
+            return self._outermost(self.large.branches.all)
         # A branch that stands once in both, e.g. in the stem, is no depth; nor is one
         # around others whose number does not grow, as the skips of a U-Net.
         names = frozenset().union(*(of for of, _ in grown))
@@ -387,75 +395,66 @@ class Comparison:
                 and not any(adds & b.inside for b in kind.now)
             )
         ]
-        small, large = self._deep_streams(
+        streams = self._deep_streams(
             self._outermost([b for kind in kept for b in kind.then]),
             self._outermost([b for kind in kept for b in kind.now]),
         )
-        before, after = Kind(small, large).numbers
-        if after < before and not self.fractional:
-            raise ValueError(
-                f"the target has {after} residual additions and the base {before} "
-                f"({min(small, key=place).add.line}); the base comes first: swap the "
-                "two, or pass fractional=True if the target is meant to be shallower"
-            )
-        if not after:
-            raise ValueError(
-                "the base has residual branches and the target has none; build both by "
-                "the same code"
-            )
-        return sorted(large, key=place), after / before
+        for stream in streams:
+            before, after = stream.numbers
+            first = min(stream.then, key=place)
+            if not after:
+                raise ValueError(
+                    f"the target has no branch like the {first.label} of the base; "
+                    "build both by the same code"
+                )
+            if after < before and not self.fractional:
+                raise ValueError(
+                    f"the target has {after} residual additions and the base {before} "
+                    f"({first.add.line}); the base comes first: swap the two, or pass "
+                    "fractional=True if the target is meant to be shallower"
+                )
+            self._ratios |= dict.fromkeys(map(id, stream.now), stream.growth)
+        return sorted((b for stream in streams for b in stream.now), key=place)
 
     def _deep_streams(
         self, small: list[Branch], large: list[Branch]
-    ) -> tuple[list[Branch], list[Branch]]:
-        """The branches of both models that are added to streams which get deeper.
-
-        Raises:
-          ValueError: streams get deeper by different factors.
-        """
+    ) -> list[Kind[Branch]]:
+        """The branches of both models, by stream, of the streams that get deeper."""
         number = self._streams(sorted(large, key=place))
-        every = kinds(
-            [(self.small.names(b), b) for b in small],
-            [(self.large.names(b), b) for b in large],
-        )
         streams: dict[int | None, Kind[Branch]] = {}
-        for names, kind in every.items():
-            stream = streams.setdefault(number.get(names), Kind([], []))
-            stream.then.extend(kind.then)
-            stream.now.extend(kind.now)
+        for b in large:
+            at = number[self.large.kind(b)]
+            streams.setdefault(at, Kind([], [])).now.append(b)
+        for b in small:
+            key = self.small.kind(b)
+            # Else the stream of branches with its parameters on another line.
+            like = [at for (_, names), at in number.items() if names & key[1]]
+            found = number.get(key, min(like, default=None))
+            streams.setdefault(found, Kind([], [])).then.append(b)
         deep = [stream for stream in streams.values() if stream.grows]
-        lacking = [x.now[0] for x in every.values() if x.now and not x.numbers[0]]
-        for b in lacking:
-            if any(b in stream.now for stream in deep):
-                raise ValueError(
-                    f"the base has no branch like the {b.label} of the target; build "
-                    "a base with at least two blocks of each kind"
-                )
-        ratios = {kind.growth: min(kind.now, key=place) for kind in deep if kind.now}
-        if len(ratios) > 1:
-            (one, b), (other, c), *_ = ratios.items()
-            raise ValueError(
-                f"the stream of the {b.label} gets {one:g} times as deep, and that of "
-                f"the {c.label} {other:g} times, so that they need different "
-                "multipliers; build a base whose depths have the same ratio to the "
-                "target's, or are the same"
-            )
-        chosen = [b for kind in deep for b in kind.then]
-        return chosen, [b for kind in deep for b in kind.now]
+        for stream in deep:
+            known = {self.small.names(b) for b in stream.then}
+            for b in stream.now:
+                if self.large.names(b) not in known:
+                    raise ValueError(
+                        f"the base has no branch like the {b.label} of the target; "
+                        "build a base with at least two blocks of each kind"
+                    )
+        return deep
 
-    def _streams(self, branches: list[Branch]) -> dict[frozenset[str], int]:
+    def _streams(self, branches: list[Branch]) -> dict[_Key, int]:
         """The number of the stream of each kind of branch.
 
         A stream is that of a chain of branches: a decoder reads the encoder's within
         its branches, and has its own. So has one whose stream starts with the encoder's
         results beside tokens of its own.
         """
-        names_at = {b.add.id: self.large.names(b) for b in branches}
+        kind_at = {b.add.id: self.large.kind(b) for b in branches}
         axes = self.large.axes
         follows = {x.id for x in reach([b.add for b in branches], axes.uses)}
 
         def sources(node: Node) -> list[Node]:
-            if node.id in names_at:
+            if node.id in kind_at:
                 return []
             at, parts = node.params.get("dimension"), earlier(node)
             units = at is not None and any(axes.entries(x)[at] for x in node.operands)
@@ -465,17 +464,17 @@ class Comparison:
             parts = parts[::2] if node.op == "scatter" else parts
             return parts if all(x.id in follows for x in parts if x.data) else []
 
-        found: dict[frozenset[str], int] = {}
+        found: dict[_Key, int] = {}
         for i, b in enumerate(branches):
             chain = reach([b.trunk], sources)
-            linked = {names_at[x.id] for x in (b.add, *chain) if x.id in names_at}
-            same = {found[names] for names in linked & found.keys()}
-            linked |= {names for names, number in found.items() if number in same}
+            linked = {kind_at[x.id] for x in (b.add, *chain) if x.id in kind_at}
+            same = {found[key] for key in linked & found.keys()}
+            linked |= {key for key, number in found.items() if number in same}
             found |= dict.fromkeys(linked, i)
         return found
 
-    def _added(self, counted: list[Branch]) -> tuple[list[Branch], float]:
-        """The target's terms of sums whose number grows, and the ratio of numbers.
+    def _added(self, counted: list[Branch]) -> list[Branch]:
+        """The target's terms of sums whose number grows. Notes the ratio of numbers.
 
         From here on they are branches of both models.
         """
@@ -520,7 +519,8 @@ class Comparison:
         self._averaged = means
         self.large.branches.all = [b for b in self.large.branches.all if b not in means]
         added = [b for b in added if b not in means]
-        return added, max((ratios[id(b)] for b in added), default=1.0)
+        self._ratios |= {id(b): ratios[id(b)] for b in added}
+        return added
 
     def _numbers(self, model: _Model) -> Counter[frozenset[str]]:
         """The most terms of one sum that the same parameters compute."""
@@ -558,38 +558,71 @@ class Comparison:
 
         return [b for b in branches if not any(is_within(b, x) for x in branches)]
 
-    def _inside(self, counted: list[Branch]) -> set[str]:
-        """The parameters inside residual branches."""
+    def _inside(self, counted: list[Branch]) -> dict[str, float]:
+        """The parameters inside residual branches, and the depth ratio of each.
+
+        Raises:
+          ValueError: it is in branches of streams that get deeper by different factors.
+        """
         after, before = (m.branches.around for m in (self.large, self.small))
-        grow = sum(b.add.runs for b in after) != sum(b.add.runs for b in before)
-        every = *counted, *(after if grow else ())
-        inside = {p for b in every for p in self.large.paths(b)}
+        numbers = [sum(b.add.runs for b in each) for each in (after, before)]
+        acts: dict[str, list[Branch]] = {}
+        for b in counted:
+            for path in self.large.paths(b):
+                acts.setdefault(path, []).append(b)
         names = {self.large.names(b) for b in counted}
         small = self._outermost(
             [b for b in self.small.branches.all if self.small.names(b) in names]
         )
-        for path in self._leaves:
-            if path not in inside:
-                now = self._fed(self.large, path, counted)
-                # The conditioning of one block; what all blocks share is outside.
-                if now and now == self._fed(self.small, self.twin[path], small):
-                    inside.add(path)
-        return inside
+        for path in self._leaves.keys() - acts.keys():
+            now = self._fed(self.large, path, counted)
+            then = self._fed(self.small, self.twin[path], small) if now else None
+            # The conditioning of one block; what all blocks share is outside.
+            if now and then and now[0] == then[0]:
+                acts[path] = now[1]
+        found = {path: self._ratio_of(path, acts[path]) for path in acts}
+        if numbers[0] != numbers[1]:
+            for path in (p for b in after for p in self.large.paths(b)):
+                found.setdefault(path, self._depth)
+        return found
+
+    def _ratio_of(self, path: str, branches: list[Branch]) -> float:
+        """The depth ratio of the branches that a parameter is in."""
+        # A layer's branch, rather than what it adds to a sum over layers.
+        own = [b for b in branches if b.trunk is not b.end] or branches
+        first, *rest = own
+        other = next((b for b in rest if not alike(*map(self._deep, (b, first)))), None)
+        if other is not None:
+            raise ValueError(
+                f"{path!r} is in the {first.label}, whose stream gets "
+                f"{self._deep(first):g} times as deep, and in the {other.label}, whose "
+                f"gets {self._deep(other):g} times as deep, so that it needs two "
+                "multipliers; build a base whose streams have the same ratio of depths "
+                "to the target's"
+            )
+        return self._deep(first)
+
+    def _deep(self, branch: Branch) -> float:
+        """How much deeper the stream of a branch gets."""
+        return self._ratios.get(id(branch), 1.0)
 
     @staticmethod
-    def _fed(model: _Model, path: str, branches: list[Branch]) -> float:
-        """How many branches each copy acts through; 0 if also without any."""
+    def _fed(
+        model: _Model, path: str, branches: list[Branch]
+    ) -> tuple[float, list[Branch]] | None:
+        """The branches through which alone a parameter acts; how many of each copy."""
         events = [e for e in model.events(path) if not e.node.backward]
         taken = [e for e in events if e.node.op in ("scan_in", "slice")]
         copies = {a for e in taken for a in e.axes(Use.COPY)}
         number = math.prod(model.reading.leaves[path].shape[a] for a in copies)
         fed: dict[int, Branch] = {}
         for event in events:
-            feeds = model.branches.feeding(event.node, branches)
-            if feeds is None:
-                return 0.0
-            fed |= {b.add.id: b for b in feeds}
-        return float(sum(b.runs for b in fed.values()) / number)
+            found = model.branches.feeding(event.node, branches)
+            if found is None:
+                return None
+            fed |= {b.add.id: b for b in found}
+        feeds = [*fed.values()]
+        return (sum(b.runs for b in feeds) / number, feeds) if feeds else None
 
     @functools.cached_property
     def _deeper(self) -> dict[str, float]:
@@ -639,20 +672,17 @@ class Comparison:
         return ratio
 
     def _follow_branches(
-        self,
-        counted: list[Branch],
-        depth: float,
-        point: Parametrization | None,
+        self, counted: list[Branch], point: Parametrization | None
     ) -> Parametrization | None:
         """Check the branches' constants, and carry them where there are none."""
         ratios = []
         for branch, like, ratio in self._pairs(counted):
             own, of_kernels = 1.0, False
             if like:
-                own, of_kernels = self._of_widths(branch, like, ratio, depth, point)
+                own, of_kernels = self._of_widths(branch, like, ratio, point)
                 self._check_ends_agree(branch, like, own if of_kernels else 1.0)
             ratios.append(ratio / own)
-        if depth == 1:
+        if not self._ratios:
             for branch, ratio in zip(counted, ratios, strict=True):
                 if not alike(ratio, 1):
                     raise ValueError(
@@ -661,11 +691,11 @@ class Comparison:
                         "both have the same depth; use the same constant"
                     )
             return point
-        point = point or self._implied(counted, ratios, depth)
-        expected = depth**-point.alpha
-        if not isinstance(expected, float):
+        point = point or self._implied(counted, ratios)
+        expected = [self._deep(b) ** -point.alpha for b in counted]
+        if not all(isinstance(x, float) for x in expected):
             return point
-        multiplied = [alike(r, expected) for r in ratios]
+        multiplied = list(map(alike, ratios, expected))
         plain = [alike(r, 1) for r in ratios]
         if not (all(multiplied) or all(plain)):
             i = (multiplied if any(multiplied) else plain).index(False)
@@ -674,25 +704,24 @@ class Comparison:
                 f"the {counted[i].label}"
                 + (f", with {some!r}," if some else "")
                 + f" has a constant {ratios[i]:.4g} times that of the base; "
-                f"{point.label} needs {expected:.4g}, i.e. (depth / base depth)**-"
+                f"{point.label} needs {expected[i]:.4g}, i.e. (depth / base depth)**-"
                 f"{point.alpha:g}, on every branch, or 1 on every branch"
             )
-        if all(multiplied):
-            self._check_averages(counted, depth, expected)
-            return point
-        for branch in counted:
-            self._carry(branch, point, expected)
+        for branch, ratio in zip(counted, expected, strict=True):
+            if all(multiplied):
+                self._check_average(branch, ratio)
+            else:
+                self._carry(branch, point, ratio)
         return point
 
-    @staticmethod
-    def _check_averages(counted: list[Branch], depth: float, ratio: float) -> None:
+    def _check_average(self, branch: Branch, ratio: float) -> None:
         """Raise a `ValueError` if a deep (1 - c) x + c f(x) forgets its start."""
-        average = next((b for b in counted if b.is_average), None)
-        if average is not None and not alike(ratio, 1 / depth):
+        right = 1 / self._deep(branch)
+        if branch.is_average and not alike(ratio, right):
             raise ValueError(
-                f"the {average.label} is (1 - c) x + c f(x), and its c is {ratio:.4g} "
+                f"the {branch.label} is (1 - c) x + c f(x), and its c is {ratio:.4g} "
                 "times that of the base: the share of the first layers vanishes with "
-                f"depth. Let c be proportional to 1 / depth (here {1 / depth:.4g} "
+                f"depth. Let c be proportional to 1 / depth (here {right:.4g} "
                 "times that of the base), or write (1 - c**2)**0.5 * x + c * f(x)"
             )
 
@@ -721,7 +750,6 @@ class Comparison:
         branch: Branch,
         like: Branch,
         ratio: float,
-        depth: float,
         point: Parametrization | None,
     ) -> tuple[float, bool]:
         """The part of a branch's constant that belongs to widths rather than to depth.
@@ -736,7 +764,7 @@ class Comparison:
         if alike(ratio, 1):
             return 1.0, False
         points = [point] if point else map(parametrization, ("depth_mup", "completep"))
-        wanted = [1.0, *(depth**-p.alpha for p in points)] if depth != 1 else [1.0]
+        wanted = [1.0, *(self._deep(branch) ** -p.alpha for p in points)]
         sums = self._sums_before(branch, like)
         options = [(1.0, False)]
         options += [(n**power, False) for _, n, _ in sums for power in (-1.0, -0.5)]
@@ -834,14 +862,14 @@ class Comparison:
                 f"by {ratios[low]:.4g}; multiply the whole branch, biases included"
             )
 
-    def _implied(
-        self, counted: list[Branch], ratios: list[float], depth: float
-    ) -> Parametrization:
+    def _implied(self, counted: list[Branch], ratios: list[float]) -> Parametrization:
         """The parametrization whose constants the branches have, or the default."""
         layers = max(b.layers for b in counted)
         default = "depth_mup" if layers == 1 else "completep"
         for name in (default, "depth_mup", "completep"):
-            if all(alike(r, depth ** -parametrization(name).alpha) for r in ratios):
+            alpha = parametrization(name).alpha
+            pairs = zip(ratios, map(self._deep, counted), strict=True)
+            if all(alike(ratio, depth**-alpha) for ratio, depth in pairs):
                 return parametrization(name)
         return parametrization(default)
 
@@ -907,7 +935,7 @@ class Comparison:
         found = self._kinds(lambda m: [(self._key(m, x), x) for x in m.sums.all])
         return [kind for kind in found.values() if kind.then and kind.now]
 
-    def _follow_sums(self, depth: float, point: Parametrization | None) -> list[Sum]:
+    def _follow_sums(self, point: Parametrization | None) -> list[Sum]:
         """Check sums of products of activations; a factor's parameters carry the rest.
 
         Those that layers add to the ones of the layers before, e.g. attention logits,
@@ -918,9 +946,11 @@ class Comparison:
         """
         growing, lacking = [], []
         for kind in self._sums:
-            share = 1.0
-            if point is not None and depth != 1 and alike(self._terms(kind), depth):
-                share = depth**-point.alpha
+            share, terms = 1.0, self._terms(kind)
+            if point is not None and any(
+                alike(terms, x) for x in self._ratios.values()
+            ):
+                share = terms**-point.alpha
             if share == 1 and len({x.size for x in (*kind.then, *kind.now)}) < 2:
                 continue
             ratios = kind.ratios(functools.partial(self._lacks, share=share))

@@ -98,7 +98,8 @@ class ParamScale:
       width_out: fan-out ratio m_out.
       width_last: ratio of the last hidden layer's width, the readout's fan-in
         (Yaida 2022, eq. 3.20).
-      depth: depth ratio M of the model.
+      depth: depth ratio M of the residual stream that its branch is added to, or of the
+        model (the largest of its streams) outside of branches.
       in_branch: whether it is inside a residual branch.
       ends_branch: whether its stored values carry the branch's multiplier, because the
         model does not multiply the branch.

@@ -155,8 +155,11 @@ class Scales(Mapping[str, ParamScale]):
 
     @property
     def depth(self) -> float:
-        """Depth ratio M of the model, 1 where depth does not change."""
-        return next((s.depth for s in self.values()), 1.0)
+        """Depth ratio M of the model, 1 where depth does not change.
+
+        The largest, if residual streams get deeper by different factors.
+        """
+        return max((s.depth for s in self.values()), default=1.0)
 
     @property
     def training(self) -> TrainingScale:

@@ -121,9 +121,9 @@ def a_decoder_of_growing_depth_that_reads_an_encoder_of_two_layers(n, L):
     return p, (*T, *T), call
 
 
-@program({r"\w/e": "I", r"\w/o": "O", **DEEP}, deep=True, asks="different multipliers; build a base whose depths have the same ratio")  # fmt: skip
-def towers_whose_depths_grow_by_different_factors(n, L, remedy=False):
-    p = {k: tower(n, m, o=(n, 4)) for k, m in (("a", L), ("f", L if remedy else L // 2 + 1))}  # fmt: skip
+@program({r"\w/e": "I", r"\w/o": "O", **DEEP}, deep=True)
+def towers_whose_depths_grow_by_different_factors(n, L):
+    p = {k: tower(n, m, o=(n, 4)) for k, m in (("a", L), ("f", L // 2 + 1))}
 
     def call(p, x, y):
         one, other = (climb(p[k], z, lambda h: h) for k, z in (("a", x), ("f", y)))
