@@ -18,6 +18,7 @@ from programs import (  # noqa: F401
     growth,
     harder,
     idioms,
+    interactions,
     kernels,
     kit,
     layered,

@@ -1013,6 +1013,23 @@ class Branches:
                     return 1.0
         return 1.0
 
+    def size(self, node: Node) -> float:
+        """The size of entries by constants, also before a rotation of pairs of them."""
+        node, factor = self.trunk(node)
+        if not self._is_turned(node):
+            return factor * self.inner(node) * self.unit(node)
+        sizes = {self.size(x) for x in node.operands if x.data}
+        by = math.prod(_root_mean_square(x) for x in node.operands)
+        return factor * by * (sizes.pop() if len(sizes) == 1 else 1.0)
+
+    def _is_turned(self, node: Node) -> bool:
+        if node.op in ("add", "sub"):
+            return all(x.op == "mul" and self._is_turned(x) for x in node.operands)
+        by_array = node.op == "mul" and any(
+            not (x.data or x.weight) and math.prod(x.shape) > 1 for x in node.operands
+        )
+        return node.data and (by_array or node.op in ("slice", "concatenate"))
+
     def unit(self, node: Node) -> float:
         """The size of a value's entries beside one that is divided by a mean.
 

@@ -613,7 +613,9 @@ class Comparison:
         """The branches through which alone a parameter acts; how many of each copy."""
         events = [e for e in model.events(path) if not e.node.backward]
         taken = [e for e in events if e.node.op in ("scan_in", "slice")]
-        copies = {a for e in taken for a in e.axes(Use.COPY)}
+        index = model.reading.path_of.index(path)
+        copies = {a for param, a in model.axes.sliced if param == index}
+        copies |= {a for e in taken for a in e.axes(Use.COPY)}
         number = math.prod(model.reading.leaves[path].shape[a] for a in copies)
         fed: dict[int, Branch] = {}
         for event in events:
@@ -905,7 +907,7 @@ class Comparison:
                     f"also used elsewhere ({elsewhere.line}), so that it cannot carry "
                     f"the branch's multiplier; {advice}"
                 )
-            self._let_carry(path, branch.ends, ends_branch=True)
+            self._let_carry(path, branch.ends, in_branch=True, ends_branch=True)
 
     def _elsewhere(
         self, paths: Iterable[str], nodes: Set[int], stops: Set[tuple[int, int]]
@@ -1116,7 +1118,7 @@ class Comparison:
             term, accumulates = model.branches.gained(node)
             if accumulates:
                 return self._side(model, term)
-            return [], model.branches.inner(node) * model.branches.unit(node)
+            return [], model.branches.size(node)
         kernels = [e for e in ends if e.is_kernel] or ends
         return ends, kernels[0].factor * kernels[0].unit
 

@@ -115,6 +115,8 @@ class Segmented(Program):
         index = index_of(call, i, axis)
         if index is None or index.mixed:
             return None
+        if call.op in ("add", "sub") and is_whole(call.operands[1 - i], axis):
+            return None
         if index.out is not None:
             parts = self._each(call, i, index)
             return self._join(
@@ -194,6 +196,14 @@ class Segmented(Program):
                 )
                 group = []
         return found if len(found) > 1 and not group else join.operands
+
+
+def is_whole(node: Node, axis: int) -> bool:
+    """Whether a value was not split, e.g. a stream to which a join is added."""
+    node = node.operands[0] if node.op == "mul" else node
+    return (
+        node.data and node.op not in ("concatenate", "input") and node.shape[axis] > 1
+    )
 
 
 def _params_of_part(call: Node, index: Index, size: int) -> dict[str, Any]:

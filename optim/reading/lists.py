@@ -7,7 +7,7 @@ from typing import Any
 
 from ..scales.paths import open_numbers
 
-_NUMBER = re.compile(r"\d+")
+NUMBER = re.compile(r"\d+")
 
 # {list ("blocks/"): {block ("3"): {parameter ("/kernel"): leaf}}}
 Lists = dict[str, dict[str, dict[str, Any]]]
@@ -17,7 +17,7 @@ def read_lists(leaves: Mapping[str, Any]) -> Lists:
     """Group parameters into lists: paths that differ in one number only."""
     lists: Lists = {}
     for path, leaf in leaves.items():
-        for number in _NUMBER.finditer(path):
+        for number in NUMBER.finditer(path):
             head, tail = path[: number.start()], path[number.end() :]
             lists.setdefault(head, {}).setdefault(number.group(), {})[tail] = leaf
     return lists
@@ -64,7 +64,7 @@ class Pairing:
         """
         path = _renamed(path, self._first)
         built, at = "", 0
-        for number in _NUMBER.finditer(path):
+        for number in NUMBER.finditer(path):
             built += path[at : number.start()]
             blocks = self._base.get(built)
             if blocks is None:
@@ -78,7 +78,7 @@ class Pairing:
         """Whether a parameter holds a number for each earlier layer of its own."""
         self.twin(path)
         path = _renamed(path, self._first)
-        return any(path[: x.start()] in self._counting for x in _NUMBER.finditer(path))
+        return any(path[: x.start()] in self._counting for x in NUMBER.finditer(path))
 
     def _map(self, large: str, small: str) -> dict[str, str]:
         if (large, small) not in self._maps:

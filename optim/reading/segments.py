@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -14,7 +15,7 @@ from .branches import Branches
 from .joints import Cut, Segmented, Through, reshaped, starts_of
 from .leaves import Leaves
 from .links import ELEMENTWISE, PRODUCTS, indices, is_kernel, walks_layers
-from .lists import Pairing
+from .lists import NUMBER, Pairing, read_lists
 from .models import Reading
 from .program import Node, Program, reach
 
@@ -97,9 +98,10 @@ def segmented(
         # Blocks of the base beside the first of their kind.
         opened, paired = pairings[i].opened, set(twins[i].values())
         kinds = {n: (opened(n), x.shape) for n, x in reading.leaves.items()}
+        around = _around(reading.leaves)
         for name in kinds.keys() - paired:
             alike = [n for n in paired if n and kinds[n] == kinds[name]]
-            if alike and (first := min(alike, key=_apart(name))) in keep:
+            if alike and (first := min(alike, key=_apart(name, around))) in keep:
                 keep[name] = keep[first]
     readings = [
         _cut(r, k) if k or _joins_kernels(r) else r
@@ -110,13 +112,28 @@ def segmented(
     return readings[0], readings[1:], parts
 
 
-def _apart(path: str) -> Callable[[str], tuple[int, str]]:
-    """How many components of another path differ from those of a path."""
-    own = path.split("/")
+def _around(leaves: Leaves) -> dict[str, list[dict[str, Any]]]:
+    """The block of each list around each parameter, with the shapes in it."""
+    lists = read_lists(leaves)
+    return {
+        path: [lists[path[: x.start()]][x.group()] for x in NUMBER.finditer(path)]
+        for path in leaves
+    }
 
-    def apart(other: str) -> tuple[int, str]:
-        pairs = zip(own, other.split("/"), strict=True)
-        return sum(a != b for a, b in pairs), other
+
+def _apart(
+    path: str, around: Mapping[str, list[dict[str, Any]]]
+) -> Callable[[str], tuple[int, int, str]]:
+    """How much another path differs from a path.
+
+    First the number of components, then that of the blocks around them whose parameters
+    have other shapes, as where blocks of two kinds alternate in a list.
+    """
+
+    def apart(other: str) -> tuple[int, int, str]:
+        parts = zip(path.split("/"), other.split("/"), strict=True)
+        blocks = zip(around[path], around[other], strict=False)
+        return sum(a != b for a, b in parts), sum(a != b for a, b in blocks), other
 
     return apart
 

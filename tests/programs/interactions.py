@@ -1,0 +1,84 @@
+"""Interactions of components that random composition found to be read wrongly."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .kit import floats, layers, program, zeros
+from .plain import S, attention, norm
+
+ENDS = {"in": "I", "out": "O"}
+XY = (floats(2, 6, 5), floats(2, 4, 5))
+
+
+def cross(w, x, y):
+    x = norm(x)
+    return attention(x @ w["q"], y @ w["k"], y @ w["v"], 1 / x.shape[-1]) @ w["o"]
+
+
+@program({**ENDS, "memory": "I", "b/[qkv]": "Hb", "b/o": "He"}, deep=True)
+def memory_read_by_slices_of_stacked_parameters(n, L):
+    p = zeros(**{"in": (5, n), "memory": (5, n), "out": (n, 3)})
+    p["b"] = zeros(**dict.fromkeys("qkvo", (L, n, n)))
+
+    def call(p, x, y):
+        x, y = x @ p["in"], y @ p["memory"]
+        for i in range(L):
+            x = x + cross({k: w[i] for k, w in p["b"].items()}, x, y)
+        return norm(x) @ p["out"]
+
+    return p, XY, call
+
+
+@program({**ENDS, "b/u": "Hb", "b/d/.": "He"}, deep=True)
+def outputs_of_joined_kernels_added_in_nested_scans(n, L):
+    half = dict.fromkeys("lr", (L, 2, n, n // 2))
+    p = zeros(**{"in": (5, n), "out": (n, 3), "b": {"u": (L, 2, n, n), "d": half}})
+
+    def block(x, w):
+        kernel = jnp.concatenate([*w["d"].values()], 1)
+        return x + jax.nn.relu(norm(x) @ w["u"]) @ kernel, None
+
+    def call(p, x):
+        x, _ = lax.scan(lambda x, w: lax.scan(block, x, w), x @ p["in"], p["b"])
+        return norm(x) @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, r"b/\d+/(u|v)": "Hb", r"b/\d+/d": "He"}, deep=True)
+def kinds_of_blocks_alternate_of_which_one_splits_a_kernel(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    plain, gated = {"u": (n, 2 * n), "d": (2 * n, n)}, {"u": (n, 2 * n), "d": (n, n)}
+    p["b"] = [zeros(**x) for x in (plain, gated) * L]
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i, w in enumerate(p["b"]):
+            h = norm(x) @ w["u"]
+            h = h[..., : x.shape[-1]] * jnp.tanh(h[..., x.shape[-1] :]) if i % 2 else h
+            x = x + jax.nn.relu(h) @ w["d"]
+        return norm(x) @ p["out"]
+
+    return p, S, call
+
+
+@program({**ENDS, r"b/\d/t": "Fb", r"b/\d/[qkv]": "Hb", r"b/\d/o": "He"}, deep=True)
+def turned_unit_queries_and_keys(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p["b"] = layers(L, t=(), **dict.fromkeys("qkvo", (n, n)))
+
+    def turn(x):
+        a, b = jnp.split(x / jnp.linalg.norm(x, axis=-1, keepdims=True), 2, -1)
+        angle = jnp.arange(6.0)[:, None] / (1 + jnp.arange(n // 2))
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            q, k, v = (norm(x) @ w[c] for c in "qkv")
+            x = x + attention(turn(q), turn(k), v, w["t"]) @ w["o"]
+        return norm(x) @ p["out"]
+
+    return p, S, call
