@@ -741,10 +741,8 @@ class Branches:
         """The constant on the branch's kernel, or its gain, rather than on a bias."""
         if not ends:
             return self.inner(end)
-        for one in ends:
-            if one.is_kernel:
-                return one.factor * one.array
-        return ends[0].factor * ends[0].array
+        one = next((e for e in ends if e.is_kernel), ends[0])
+        return one.factor * one.array * one.unit
 
     def layers(self, inside: frozenset[int]) -> int:
         longest: dict[int, int] = {}
@@ -1042,11 +1040,14 @@ class Branches:
             size = math.prod(node.params["fft_lengths"])
             return float(size ** (-0.5 if "I" in str(node.params["fft_type"]) else 0.5))
         factor = 1.0
-        while node.op == "mul" and self._with_weight(node) is not None:
+        while node.op == "mul" and (gain := self._with_weight(node)) is not None:
+            factor *= self.trunk(gain)[1]
             node, more = self.trunk(next(x for x in node.operands if x.data))
             factor *= more
+        numbers = node.params.get("dimension_numbers")
+        is_product = node.op == "dot_general" and not any(numbers[0])
         known = any(not (x.data or node.weight) for x in node.operands)
-        if known or node.op not in ("mul", "div"):
+        if known or not (is_product or node.op in ("mul", "div")):
             return 1.0
         for by in node.operands:
             total, rooted = self.normalizer(by)
@@ -1058,6 +1059,10 @@ class Branches:
                 return factor / float(size)  # entries of a softmax sum to one
             if rooted:
                 return factor / math.sqrt(size)
+        if node.op != "div":  # e.g. by gates that sum to one, times their number
+            shares = [(self.unit(x), self.trunk(x)[1]) for x in node.operands]
+            factor *= math.prod(unit * more for unit, more in shares if unit != 1)
+            return factor
         return 1.0
 
     @staticmethod

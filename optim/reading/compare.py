@@ -758,7 +758,8 @@ class Comparison:
 
         A sum of products of activations owns the factor that it needs, or its root, up
         to the next kernel. A kernel owns the inverse root of its fan-in, as in the NTK
-        parametrization, and carries the inverse, as it does outside of branches.
+        parametrization, and what its inputs are divided by, as a softmax's entries. It
+        carries the inverse, as it does outside of branches.
 
         Returns:
           The part, and whether it is that of the kernels which end the branch.
@@ -770,10 +771,13 @@ class Comparison:
         sums = self._sums_before(branch, like)
         options = [(1.0, False)]
         options += [(n**power, False) for _, n, _ in sums for power in (-1.0, -0.5)]
+        units = [[e.unit for e in b.ends if e.is_kernel] for b in (branch, like)]
         kernels = [self.large.path(end) for end in branch.ends if end.is_kernel]
         if kernels and self._divides_by_roots(branch):
             fan_in = max(self._found[path].width_in for path in kernels)
             options.insert(0, (fan_in**-0.5, True))
+        if all(units):
+            options.insert(0, (units[0][0] / units[1][0], True))
         own, of_kernels = next(
             (x for x in options if any(alike(ratio / x[0], one) for one in wanted)),
             (1.0, False),
@@ -850,8 +854,8 @@ class Comparison:
             )
         )
         ratios = {
-            self.large.path(now): now.factor
-            / then.factor
+            self.large.path(now): (now.factor * now.unit)
+            / (then.factor * then.unit)
             / (own if now.is_kernel else 1.0)
             for kind in grouped.values()
             for now, then in kind.twins

@@ -434,3 +434,61 @@ def stacks_of_dense_and_of_expert_layers(n, L):
         return norm(x) @ p["out"]
 
     return p, T, call
+
+
+def gated_heads(n, L, gate):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, r=(n, n // 4), v=(n, n), o=(n, n), c=(n,))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            g = jax.nn.softmax(x @ w["r"])
+            y = gate(g, (x @ w["v"]).reshape(4, n // 4, 4))
+            x = x + y.reshape(4, n) @ w["o"] + w["c"]
+        return x @ p["out"]
+
+    return p, X, call
+
+
+GATED = {**ENDS, r"b/\d/[rv]": "Hb", r"b/\d/o": "He", r"b/\d/c": "Ve"}
+
+
+# The gates of heads sum to one, so that each is as small as there are many heads.
+@program(GATED, deep=True, carries={r"b/\d/o": 4.0})
+def softmax_gates_over_heads_whose_number_grows(n, L):
+    return gated_heads(n, L, lambda g, y: g[..., None] * y)
+
+
+@program(GATED, deep=True)
+def softmax_gates_over_heads_times_their_number(n, L):
+    return gated_heads(n, L, lambda g, y: jnp.einsum("bh,bhd->bhd", g, y) * (n // 4))
+
+
+@program(GATED, deep=True)
+def heads_times_the_number_of_heads_and_softmax_gates(n, L):
+    return gated_heads(n, L, lambda g, y: (n // 4 * g)[..., None] * y)
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True, carries={r"b/\d/d": 4})
+def branches_that_end_in_a_kernel_of_softmax_values(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + jax.nn.softmax(x @ w["u"]) @ w["d"]
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "w": "H", "g|h": "V"})
+def root_of_the_width_on_the_gain_of_unit_vectors(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), g=(n,), h=(n,))
+
+    def call(p, x):
+        y = jax.nn.relu((unit(x @ p["in"]) * (p["g"] * n**0.5)) @ p["w"])
+        return (unit(y) * (n**0.5 * p["h"])) @ p["out"]
+
+    return p, X, call
