@@ -190,27 +190,25 @@ def test_muon_orthogonalizes_each_segment(layout, nested):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "muon", "adafactor"])
-def test_a_chain_is_checked_segment_by_segment(optimizer):
-    scales = scales_of("fused_qkv_of_each_head_as_in_gpt_neox")
+def test_a_chain_is_checked_on_the_segment_that_grows_most(optimizer):
+    scales = scales_of("early_logits_and_features_in_one_kernel")
     tx = getattr(optim, optimizer)(0.1, scales)
-    rows = optim.check_chain(tx, scales).rows
-    factors = {p: r.factor for p, r in rows.items() if p.startswith("qkv")}
-    assert factors == pytest.approx(
-        {f"qkv[:, {a}:{a + 16} of every 48]": f for a, f in CARRIED.items()}, rel=0.05
+    row = optim.check_chain(tx, scales).rows["h"]
+    assert [part.role for part in scales["h"].parts] == ["output", "hidden"]
+    assert row.factor == pytest.approx(
+        optim.multipliers(scales["h"].parts[1], scales.parametrization).learning_rate,
+        rel=0.05,
     )
 
 
-CARRIED = {0: 1 / 8, 16: 1 / 4, 32: 1 / 4}  # queries, keys, values
-
-
-def test_a_chain_for_another_family_is_an_error_that_names_a_segment():
+def test_a_chain_for_another_family_is_an_error_with_fused_parameters_too():
     scales = scales_of("fused_qkv_larger_heads")
     tx = optax.chain(
         optax.scale_by_adam(),
         optim.scale_by_parametrization(scales, family="sgd"),
         optax.scale_by_learning_rate(0.1),
     )
-    with pytest.raises(ValueError, match=r"the update of 'b\[0:.*family='adam'"):
+    with pytest.raises(ValueError, match=r"the update of 'b'.*family='adam'"):
         optim.check_chain(tx, scales)
 
 

@@ -9,12 +9,11 @@ import optax
 
 from ..rules.multipliers import RECIPES, Family, is_zero, multipliers, shift
 from ..scales.paths import flatten, map_with_paths
-from ..scales.probe import Acting, Kind, Mode, mode, running
+from ..scales.probe import Acting, Kind, Mode, mode, of_widest
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
 from .initial_sizes import is_known, sizes_of
 from .masks import Mask, decay_mask
-from .segments import in_probe
 from .transforms import (
     multiplied,
     normalize_gradients,
@@ -96,8 +95,8 @@ def _shifted(optimizer: Optimizer, scales: Scales) -> Optimizer:
         if not known or is_zero(shifts[path]):
             return array
         by = shifts[path]
-        if running.value is not None and path in running.value.places:
-            by = in_probe(by, scales[path], running.value.places[path])
+        if mode() is not None:
+            by = of_widest(by, scales[path])
         weight = array + jnp.asarray(by, array.dtype)
         rounding = 2 * float(jnp.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]
         return jnp.where(abs(weight) < rounding * (1 + abs(array)), 0, weight)

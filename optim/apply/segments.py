@@ -15,7 +15,7 @@ import optax
 
 from ..rules.roles import ParamScale, Place
 from ..scales.paths import flatten, map_with_paths, nested
-from ..scales.probe import Mode, at_start, mode, running
+from ..scales.probe import Mode, mode
 from ..scales.table import Scales
 
 
@@ -88,6 +88,8 @@ def _split(tree: Any, scales: Scales) -> Any:
         if scale is None or not scale.segments:
             return leaf
         scales.check_leaf(path, leaf)
+        if mode() is not None:  # it is one segment, which stands for all
+            return (leaf,) * len(scale.segments)
         return tuple(place.of(leaf) for place in _places(scale, leaf))
 
     return map_with_paths(split, _plain(tree, scales))
@@ -113,15 +115,14 @@ def _joined(like: Any, tree: Any, scales: Scales) -> Any:
         if scale is None or not scale.segments:
             return found[path]
         parts = [found[name] for name in scale.named]
-        return joined_parts(parts, _places(scale, leaf))
+        if mode() is not None:
+            return parts[scale.segments.index(scale.widest)]
+        return _joined_parts(parts, _places(scale, leaf))
 
     return map_with_paths(join, like)
 
 
 def _places(scale: ParamScale, leaf: Any) -> Sequence[Place]:
-    if running.value is not None and scale.path in running.value.places:
-        places: Sequence[Place] = running.value.places[scale.path]
-        return places
     if tuple(leaf.shape) != scale.shape:
         raise ValueError(
             f"{scale.path!r} is a fused parameter of shape {scale.shape}, and the "
@@ -131,7 +132,7 @@ def _places(scale: ParamScale, leaf: Any) -> Sequence[Place]:
     return [segment.place for segment in scale.segments]
 
 
-def joined_parts(parts: Sequence[Any], places: Sequence[Place]) -> jax.Array:
+def _joined_parts(parts: Sequence[Any], places: Sequence[Place]) -> jax.Array:
     """An array of its segments, which fill it."""
     rank = range(len(places[0].start))
     edges = [[s + n // k for s, n, k in _axes(place)] for place in places]
@@ -161,44 +162,3 @@ def _assembled(
         for _, at in sorted(slabs.items())
     ]
     return each[0] if len(each) == 1 else jnp.concatenate(each, 2 * axis + 1)
-
-
-def in_probe(factor: Any, scale: ParamScale, places: Sequence[Place]) -> Any:
-    """An array of factors, for the shape that a probe gives a fused parameter."""
-    if not getattr(factor, "ndim", 0):
-        return factor
-    values = [at_start(factor, segment) for segment in scale.segments]
-    parts = [
-        jnp.broadcast_to(value, place.shape)
-        for value, place in zip(values, places, strict=True)
-    ]
-    return joined_parts(parts, places)
-
-
-def packed(scale: ParamScale, shapes: Sequence[tuple[int, ...]]) -> list[Place]:
-    """Where segments of other shapes are in an array that they fill.
-
-    Examples:
-      >>> import dataclasses
-      >>> from mupax.optim import param_scale
-      >>> part = param_scale("w", (2,), (8,), (), (0,))
-      >>> q, k = (dataclasses.replace(part, start=(at,)) for at in (0, 8))
-      >>> w = dataclasses.replace(part, shape=(16,), segments=(q, k))
-      >>> [place.start for place in packed(w, [(3,), (5,)])]
-      [(0,), (3,)]
-    """
-    rank = range(len(scale.shape))
-    sizes = [
-        {s.start[a]: shape[a] for s, shape in zip(scale.segments, shapes, strict=True)}
-        for a in rank
-    ]
-    return [
-        Place(
-            tuple(
-                sum(n for at, n in sizes[a].items() if at < s.start[a]) for a in rank
-            ),
-            shape,
-            tuple(1 for _ in rank),
-        )
-        for s, shape in zip(scale.segments, shapes, strict=True)
-    ]

@@ -16,11 +16,10 @@ from ..rules.multipliers import (
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import Role
 from ..scales.paths import map_with_paths
-from ..scales.probe import Acting, Kind, mode, running
+from ..scales.probe import Acting, Kind, mode
 from ..scales.table import Scales, check_depth, check_scales
 from .chain_warning import ChainWarning
 from .initial_sizes import warn_of_readouts
-from .segments import in_probe
 
 
 def scale_by_parametrization(
@@ -196,10 +195,7 @@ def multiplied(tree: Any, acting: Acting) -> Any:
 
     def multiply(path: str, leaf: jax.Array) -> jax.Array:
         acting.scales.check_leaf(path, leaf)
-        factor = acting.factor(path)
-        if running.value is not None and path in running.value.places:
-            factor = in_probe(factor, acting.scales[path], running.value.places[path])
-        return times(leaf, factor)
+        return times(leaf, acting.factor(path))
 
     return map_with_paths(multiply, tree)
 

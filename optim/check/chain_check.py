@@ -7,7 +7,6 @@ must have. This holds for any optimizer, however it is wrapped.
 """
 
 import contextlib
-import contextvars
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ import optax
 from ..apply.chain_warning import ChainWarning
 from ..apply.transforms import resolve
 from ..rules.multipliers import multipliers, shift
-from ..rules.roles import ParamScale
 from ..rules.traced import Traced
 from ..scales.paths import flatten, nested
 from ..scales.probe import mode
@@ -102,7 +100,8 @@ def check_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
     transformations are combined does not matter: `optax.chain`, `masked`, `partition`,
     `inject_hyperparams` and `MultiSteps` are all looked through. Multipliers that are
     written by hand count as one learning rate per layer, the same at base and target;
-    a chain with nothing else fails the check.
+    a chain with nothing else fails the check. Of a fused parameter, the segment that
+    grows most is judged.
 
     Args:
       tx: an `optax.GradientTransformation`, or any object with its `init` and `update`.
@@ -143,32 +142,26 @@ add scale_by_parametrization after the transform that makes the update
         )
     # Nested, so that masks find names of parameters.
     tree = nested(dict.fromkeys(scales, 0.0)) if params is None else params
-    held = [scales[path] for path, _ in flatten(tree) if path in scales]
-    fused = {s.path: s for s in held if s.segments and point.scaled}
-    parts: dict[str, ParamScale] = {}
-    for s in held:
-        split = s.path in fused
-        names, each = (s.labels, s.parts) if split else ((s.path,), (s,))
-        parts |= zip(names, each, strict=True)
-    rules = {name: multipliers(part, point) for name, part in parts.items()}
+    held = {p: scales[p].widest for p, _ in flatten(tree) if p in scales}
+    rules = {path: multipliers(scale, point) for path, scale in held.items()}
     if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
         raise traced()
-    shapes = {name: (part.base_shape, part.shape) for name, part in parts.items()}
+    shapes = {path: (scale.base_shape, scale.shape) for path, scale in held.items()}
     if not point.scaled:
         # No rule gives sizes; the target is compared with itself, unscaled.
-        shapes = {name: (target, target) for name, (_, target) in shapes.items()}
+        shapes = {path: (target, target) for path, (_, target) in shapes.items()}
         rules = {
-            name: dataclasses.replace(rule, init_std=1.0, forward=1.0)
-            for name, rule in rules.items()
+            path: dataclasses.replace(rule, init_std=1.0, forward=1.0)
+            for path, rule in rules.items()
         }
     leaves = {
-        name: Leaf(*pair, rules[name].gradient, rules[name].init_std)
-        for name, pair in probe_shapes(shapes).items()
+        path: Leaf(*pair, rules[path].gradient, rules[path].init_std)
+        for path, pair in probe_shapes(shapes).items()
     }
-    shifts = {s.path: shift(s, point) for s in held}
+    shifts = {path: shift(scale, point) for path, scale in held.items()}
     try:
         with _explained_trees():
-            rows = judge(Probe(tx, tree, leaves, fused, shifts), rules, parts, scales)
+            rows = judge(Probe(tx, tree, leaves, shifts), rules, scales)
     except Unchecked:
         raise
     except jax.errors.JAXTypeError as error:
@@ -199,9 +192,6 @@ def _summary(sentences: Iterator[str], most: int = 3) -> tuple[str, ...]:
 
 
 # --- optim.chain ---
-
-# Set while a chain initializes those inside of it, which it has checked.
-_inside = contextvars.ContextVar("inside", default=False)
 
 
 def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
@@ -256,15 +246,11 @@ scale_by_parametrization
 
     def init(params: optax.Params) -> optax.OptState:
         structure = jax.tree.structure(params)
-        if not _inside.get() and mode() is None and structure not in checked:
+        if mode() is None and structure not in checked:
             with _explained_trees():
                 _check_running(plain, params)
             checked.add(structure)
-        outer = _inside.set(True)
-        try:
-            return plain.init(params)
-        finally:
-            _inside.reset(outer)
+        return plain.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
         with _explained_trees():

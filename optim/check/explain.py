@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from ..apply.transforms import missing_multipliers, resolve
 from ..rules.multipliers import Multipliers, carried, family_of, of_parts
@@ -168,15 +169,7 @@ def _factors(module: Module) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in changed.items()) or "1"
 
 
-def explain(
-    scales: Scales,
-    optimizer: str = "adam",
-    *,
-    consistent_rms: float | None = None,
-    per_head: bool = False,
-    split_fused: bool = True,
-    partner: str | None = None,
-) -> Explanation:
+def explain(scales: Scales, optimizer: str = "adam", **options: Any) -> Explanation:
     """Tabulate the role, initial size and multipliers of every parameter.
 
     Whether an optimizer applies them is a question to `check_chain`.
@@ -184,8 +177,9 @@ def explain(
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
       optimizer: its name, e.g. "adamw", or its family.
-      consistent_rms, per_head, split_fused, partner: as in `optim.muon`, for
-        optimizers of hidden matrices. The partner is a name, e.g. "lion".
+      **options: `consistent_rms`, `per_head`, `split_fused` and `partner` as in
+        `optim.muon`, for optimizers of hidden matrices. The partner is a name, e.g.
+        "lion".
 
     Returns:
       An `Explanation`: print it, or read `.rows[path]`.
@@ -218,15 +212,7 @@ Table 3
     point = resolve(scales)
     rows: dict[str, Multipliers] = {}
     for scale in scales.values():
-        each = of_parts(
-            scale,
-            point,
-            optimizer,
-            partner=partner,
-            per_head=per_head,
-            split_fused=split_fused,
-            consistent_rms=consistent_rms,
-        )
+        each = of_parts(scale, point, optimizer, **options)
         first, *rest = each.values()
         roles = {part.role for part in scale.parts}
         is_one = len(roles) == 1 and all(row == first for row in rest)

@@ -14,8 +14,7 @@ import numpy as np
 
 from ..apply.transforms import resolve
 from ..rules.multipliers import Family, Multipliers, multipliers
-from ..rules.roles import ParamScale
-from ..scales.probe import Kind, Mode, at_start
+from ..scales.probe import Kind, Mode, of_widest
 from ..scales.table import Scales, stacked_vectors
 from .probing import Condition, Probe, Run, rms
 
@@ -74,16 +73,14 @@ class Checked:
 def judge(
     probe: Probe,
     rules: Mapping[str, Multipliers],
-    parts: Mapping[str, ParamScale],
     scales: Scales,
 ) -> dict[str, Checked]:
     """Run a probe at base and target, and judge the updates of each parameter.
 
     Args:
       probe: the optimizer and the tree on which it runs.
-      rules: the multipliers of Adam's family by name. Adam's raw updates have size
+      rules: the multipliers of Adam's family by path. Adam's raw updates have size
         one, so its learning rate is the ratio that updates must have.
-      parts: by name, the scale of a parameter or segment.
       scales: of the model.
     """
     # With gradients of the base's global norm, clipping by it multiplies both alike.
@@ -94,11 +91,9 @@ def judge(
     target, acted = probe.run(Mode.TARGET, [*_CONDITIONS, *more])
     runs = {Mode.BASE: base, Mode.TARGET: target}
     rows = []
-    for name in base[Condition(_LARGE)].first:
-        acts = {kind: acted.of(kind, parts[name].path) for kind in Kind}
-        rows.append(
-            _Parameter(name, parts[name], runs, acts, probe, rules[name], scales, alike)
-        )
+    for path in base[Condition(_LARGE)].first:
+        acts = {kind: acted.of(kind, path) for kind in Kind}
+        rows.append(_Parameter(path, runs, acts, probe, rules[path], scales, alike))
     descends = any(row.ascent < 0 for row in rows)
     spared = any(not row.decays for row in rows)
     return {row.path: row.checked(descends, spared) for row in rows}
@@ -109,8 +104,7 @@ class _Parameter:
 
     def __init__(
         self,
-        name: str,
-        scale: ParamScale,
+        path: str,
         runs: Mapping[Mode, Mapping[Condition, Run]],
         acted: Mapping[Kind, list[Any]],
         probe: Probe,
@@ -118,11 +112,11 @@ class _Parameter:
         scales: Scales,
         alike: list[Condition],
     ):
-        self.path, self.scale, self.scales = name, scale, scales
+        self.path, self.scale, self.scales = path, scales[path].widest, scales
         self.runs, self.acted = runs, acted
         self.rule, self.rate, self.alike = rule, rule.learning_rate, alike
-        self.slope, self.weight = probe.slope(name), probe.weight(name)
-        self.heavier = probe.leaves[name].weight
+        self.slope, self.weight = probe.slope(path), probe.weight(path)
+        self.heavier = probe.leaves[path].weight
         one, two = (rms(self.update(Mode.BASE, _LARGE, w)) for w in (1.0, 2.0))
         self.relative = _near(two, 2 * one)
         self.noise = self.update(Mode.BASE, 0.0, 0.0)
@@ -255,7 +249,7 @@ class _Parameter:
                 "rule is known for it: tune it again at the target, or leave it out"
             )
         yield self.normalization()[0]
-        if self.scale.path in stacked_vectors(self.scales) and self.decays and spared:
+        if self.path in stacked_vectors(self.scales) and self.decays and spared:
             yield (
                 f"the weight decay of {self.path!r}, of shape "
                 f"{self.scale.shape}, acts on a bias or norm scale in each "
@@ -357,14 +351,13 @@ class _Parameter:
                 "no scaling acts on it: use an optimizer of mupax.optim, or add "
                 "scale_by_parametrization after the transform that makes the update"
             )
-        scale, path = self.scale, self.scale.path
         point, other = resolve(self.scales), resolve(scaling.scales)
         if not point.same_rules(other):
             return (
                 f"tx scales by {other.label}, and this check is for {point.label}: "
                 "give both the same scales"
             )
-        if scaling.scales.get(path) != self.scales[path]:
+        if scaling.scales.get(self.path) != self.scales[self.path]:
             return "tx was made from other scales: make it from those of this check"
         base, target = (self.size(which, _LARGE) for which in Mode)
         if base and self.independent() and _near(target / base, self.rate):
@@ -373,12 +366,12 @@ class _Parameter:
                 "the update is proportional to the gradient: put optim."
                 "normalize_gradients(scales) before it"
             )
-        applied = at_start(scaling.factors[path], scale)
+        applied = of_widest(scaling.factors[self.path], self.scales[self.path])
         wanted = self.rate * applied / factor
         fits = [
             family.value
             for family in Family
-            if _near(multipliers(scale, point, family).learning_rate, wanted)
+            if _near(multipliers(self.scale, point, family).learning_rate, wanted)
         ]
         normalized = _near(factor * self.rule.gradient, self.rate)
         normalized = normalized and bool(self.acted[Kind.NORMALIZING])

@@ -17,9 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..apply.segments import in_probe, joined_parts, packed
 from ..rules.multipliers import is_zero
-from ..rules.roles import ParamScale, Place
 from ..scales.paths import flatten, map_with_paths
 from ..scales.probe import Acting, Kind, Mode, Recorder, running
 
@@ -147,7 +145,7 @@ class Condition(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Updates by name: of the first step that depends on gradients, and the next."""
+    """Updates by path: of the first step that depends on gradients, and the next."""
 
     first: Mapping[str, np.ndarray]
     second: Mapping[str, np.ndarray]
@@ -160,16 +158,14 @@ class Probe:
     Args:
       tx: any object with Optax's `init` and `update`.
       params: a tree of the parameters' structure; its leaves are not read.
-      leaves: the probe's leaves, by name: a path, or the name of a segment.
-      fused: by path, the scales of parameters whose segments are leaves.
+      leaves: the probe's leaves, by path.
       shifts: by path, how much less than that the target stores; see `shift`.
     """
 
     tx: Any
     params: Any
     leaves: Mapping[str, Leaf]
-    fused: Mapping[str, ParamScale]
-    shifts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shifts: Mapping[str, Any]
 
     def slope(self, name: str) -> np.ndarray:
         """The base's gradient, of size one."""
@@ -185,19 +181,10 @@ class Probe:
         slopes = (self._filled(name, at_base, _GRADIENT) for name in self.leaves)
         return math.sqrt(sum(float(np.vdot(x, x)) for x in slopes)) or 1.0
 
-    def _places(self, at_base: bool) -> dict[str, list[Place]]:
-        """Where the segments of each fused parameter are."""
-        found = {}
-        for path, scale in self.fused.items():
-            leaves = [self.leaves[name] for name in scale.labels]
-            shapes = [x.base_shape if at_base else x.shape for x in leaves]
-            found[path] = packed(scale, shapes)
-        return found
-
     def run(
         self, which: Mode, conditions: Sequence[Condition]
     ) -> tuple[dict[Condition, Run], Recorder]:
-        """Updates by condition and name.
+        """Updates by condition and path.
 
         With `Mode.BASE` the base's shapes and sizes are used, otherwise the target's.
         All conditions take as many steps. The first two must differ in the size of
@@ -207,28 +194,20 @@ class Probe:
           Unchecked, jax.errors.JAXTypeError: a hyperparameter of `tx` is traced.
         """
         at_base, recorder = which is Mode.BASE, Recorder(which)
-        recorder.places.update(places := self._places(at_base))
         paths = [path for path, _ in flatten(self.params)]
         odd = {path: bool(i % 2) for i, path in enumerate(paths)}
 
         def tree(pattern: tuple[float, ...]) -> Any:
-            def fill(path: str, _: Any) -> Any:
-                if path not in places:
-                    return self._filled(path, at_base, pattern)
-                names = self.fused[path].labels
-                parts = [self._filled(name, at_base, pattern) for name in names]
-                return joined_parts(parts, places[path])
-
             with jax.ensure_compile_time_eval():
-                return map_with_paths(fill, self.params)
+                return map_with_paths(
+                    lambda path, _: self._filled(path, at_base, pattern), self.params
+                )
 
         slopes, weights = tree(_GRADIENT), tree(_WEIGHT)
 
         def stored(c: Condition) -> Any:
             def fill(path: str, x: jax.Array) -> jax.Array:
                 by = 0.0 if at_base else self.shifts.get(path, 0.0)
-                if path in places:
-                    by = in_probe(by, self.fused[path], places[path])
                 return x * c.weight if is_zero(by) else x * c.weight - by
 
             return map_with_paths(fill, weights)
@@ -273,19 +252,11 @@ class Probe:
             # Traced values of an outer jit have become inputs.
             raise traced() from error
 
-        def parts(updates: Any, i: int) -> dict[str, np.ndarray]:
-            found: dict[str, np.ndarray] = {}
-            for path, every in flatten(updates):
-                update = np.asarray(every, np.float32)[i]
-                if path in places:
-                    each = [place.of(update) for place in places[path]]
-                    found |= dict(zip(self.fused[path].labels, each, strict=True))
-                else:
-                    found[path] = update
-            return found
+        def by_path(updates: Any, i: int) -> dict[str, np.ndarray]:
+            return {p: np.asarray(x, np.float32)[i] for p, x in flatten(updates)}
 
         runs_by_condition = {
-            condition: Run(parts(first, i), parts(second, i))
+            condition: Run(by_path(first, i), by_path(second, i))
             for i, condition in enumerate(conditions)
         }
         return runs_by_condition, recorder

@@ -221,11 +221,7 @@ def multipliers(
     scale: ParamScale,
     point: Parametrization,
     optimizer: str = "adam",
-    *,
-    partner: str | None = None,
-    per_head: bool = False,
-    split_fused: bool = True,
-    consistent_rms: float | None = None,
+    **options: Any,
 ) -> Multipliers:
     """Compute the multipliers of one parameter under an optimizer or a family.
 
@@ -234,8 +230,9 @@ def multipliers(
       point: the parametrization.
       optimizer: the optimizer's name, or its family. Muon and the like stand for whole
         optimizers, with a partner for all but hidden matrices.
-      partner: the optimizer of all parameters but hidden matrices, if not its own.
-      per_head, split_fused, consistent_rms: as in `muon`.
+      **options: of optimizers of hidden matrices: `per_head`, `split_fused` and
+        `consistent_rms`, as in `muon`, and the name of their `partner`, if it is not
+        their own.
 
     Raises:
       ValueError: the optimizer is unknown.
@@ -255,15 +252,7 @@ def multipliers(
       >>> multipliers(w, parametrization("depth_mup"), "sgd").learning_rate
       1.0
     """
-    each = of_parts(
-        scale,
-        point,
-        optimizer,
-        partner=partner,
-        per_head=per_head,
-        split_fused=split_fused,
-        consistent_rms=consistent_rms,
-    )
+    each = of_parts(scale, point, optimizer, **options)
     if len(each) == 1:
         return next(iter(each.values()))
     rows = [vars(row) for row in each.values()]

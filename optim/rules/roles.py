@@ -167,6 +167,11 @@ class ParamScale:
         return self.segments or (self,)
 
     @property
+    def widest(self) -> "ParamScale":
+        """The segment that grows most, or itself."""
+        return max(self.parts, key=lambda part: part.width_in * part.width_out)
+
+    @property
     def place(self) -> "Place":
         """Where a segment is in the whole parameter of the target."""
         return Place(self.start, self.shape, self.repeats)

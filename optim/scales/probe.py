@@ -6,13 +6,13 @@ factors can be turned off or enlarged; see `mupax.optim.check.probing`.
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from ..rules.multipliers import is_one
-from ..rules.roles import Place
+from ..rules.roles import ParamScale
 from .paths import flatten
 
 
@@ -52,8 +52,10 @@ class Acting:
         group, factor = self.groups.get(path, 1.0), self.factors.get(path, 1.0)
         if mode() is Mode.BASE:
             return group
-        if mode() is Mode.TARGET and self.kind is Kind.SCALING:
-            factor = factor * running.value.loudness
+        if mode() is Mode.TARGET:
+            factor = of_widest(factor, self.scales[path])
+            if self.kind is Kind.SCALING:
+                factor = factor * running.value.loudness
         return factor if is_one(group) else factor * group
 
     def record(self, tree: Any) -> None:
@@ -65,11 +67,14 @@ class Acting:
                 running.value.acted.setdefault((self.kind, path), set()).add(self)
 
 
-def at_start(factor: Any, segment: Any) -> Any:
-    """The number that an array of factors holds for a segment."""
-    if not segment.start or not getattr(factor, "ndim", 0):
+def of_widest(factor: Any, scale: ParamScale) -> Any:
+    """The number that an array of factors holds for the segment that grows most.
+
+    A probe holds this segment alone: the others are multiplied by the same transforms.
+    """
+    if not getattr(factor, "ndim", 0):
         return factor
-    places = zip(segment.start, factor.shape, strict=True)
+    places = zip(scale.widest.start, factor.shape, strict=True)
     return factor[tuple(0 if size == 1 else start for start, size in places)]
 
 
@@ -81,13 +86,11 @@ class Recorder:
 
     Attributes:
       loudness: a factor of the factors of scalings, at the target.
-      places: where the segments of a parameter are, in the shapes of the probe.
     """
 
     def __init__(self, which: Mode):
         self.which = which
         self.loudness: Any = 1.0
-        self.places: dict[str, Sequence[Place]] = {}
         # Sets, because a loop may trace its body more than once.
         self.acted: dict[tuple[Kind, str], set[Acting]] = {}
 
