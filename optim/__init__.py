@@ -42,7 +42,6 @@ from .rules.roles import ParamScale, Role, param_scale
 from .rules.traced import Traced
 from .rules.training import TrainingScale
 from .scales.declare import Declarations, declare
-from .scales.group import Module
 from .scales.table import Scales
 
 __all__ = [
@@ -53,7 +52,6 @@ __all__ = [
     "Declarations",
     "Explanation",
     "Family",
-    "Module",
     "Multipliers",
     "ParamScale",
     "Parametrization",

@@ -47,16 +47,23 @@ def _matching(pattern: str, scales: Scales) -> list[str]:
     return found
 
 
-def for_modules(
-    scales: Scales, modules: Mapping[str, Module | Mapping[str, Any]]
-) -> Scales:
+def for_modules(scales: Scales, modules: Mapping[str, Mapping[str, Any]]) -> Scales:
     """Set hyperparameters per group of parameters.
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      modules: {pattern: a `Module`, or its arguments as a mapping}. A pattern is a
-        regular expression that is searched in the parameter paths; or, for all
-        parameters of a role, e.g. "role:hidden".
+      modules: {pattern: {hyperparameter: factor}}. A pattern is a regular expression
+        that is searched in the parameter paths; or, for all parameters of a role, e.g.
+        "role:hidden". The hyperparameters are
+
+        - `learning_rate`. The decay per step, learning rate times weight decay, does
+          not change with it.
+        - `weight_decay`, which is decoupled; 0 for none.
+        - `init_scale`, of the initial weights.
+        - `multiplier`, of the parameters in the forward pass, as a gauge: the initial
+          weights and their updates are multiplied, so that the network trains as with
+          a multiplier. On all parameters of a branch's last layer it is a branch
+          multiplier.
 
     Returns:
       A copy of the scales. Optimizers of `mupax.optim` created from it use the groups'
@@ -65,8 +72,9 @@ def for_modules(
 
     Raises:
       ValueError: a pattern matches nothing (the message names similar paths), names an
-        unknown role, or matches a path that another pattern matches too; see `Module`;
-        an unknown hyperparameter.
+        unknown role, or matches a path that another pattern matches too; an unknown
+        hyperparameter; a factor is not a number, not finite, or not positive (weight
+        decay may be 0).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -80,44 +88,48 @@ def for_modules(
       >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
       (-0.05, -0.025)
 
-    Source: Mlodozeniec et al. 2025 (arXiv:2512.22382).
+    Source: Mlodozeniec et al. 2025 (arXiv:2512.22382); Yaida eq. 2.8 (multiplier as a
+    gauge).
     """
-    known = [field.name for field in dataclasses.fields(Module)]
     if not isinstance(modules, Mapping):
         raise ValueError(
             f"modules={modules!r} must be a mapping from patterns, e.g. "
             "{'role:output': {'learning_rate': 2.0}}"
         )
-    by_path: dict[str, Module] = {}
     pattern_of: dict[str, str] = {}
-    for pattern, given in modules.items():
-        if not isinstance(given, Module):
-            if not isinstance(given, Mapping):
-                raise ValueError(
-                    f"the factors of {pattern!r} are {given!r}; pass a mapping, e.g. "
-                    "{'learning_rate': 2.0}, or an optim.Module"
-                )
-            for name in given:
-                if name not in known:
-                    raise ValueError(
-                        f"unknown hyperparameter {name!r} of {pattern!r}; a group of "
-                        f"parameters has {', '.join(known)}"
-                    )
-            try:
-                given = Module(**given)
-            except ValueError as error:
-                raise ValueError(f"the factors of {pattern!r}: {error}") from None
+    for pattern in modules:
         for path in _matching(pattern, scales):
-            if path in by_path:
+            if path in pattern_of:
                 raise ValueError(
                     f"parameter {path!r} matches both {pattern_of[path]!r} and "
                     f"{pattern!r}; change one of them, so that each parameter matches "
                     "one pattern"
                 )
-            by_path[path], pattern_of[path] = given, pattern
-    if twice := sorted(by_path.keys() & scales.modules.keys()):
+            pattern_of[path] = pattern
+    if twice := sorted(pattern_of.keys() & scales.modules.keys()):
         raise ValueError(
             f"{twice[0]!r} already has factors of an earlier for_modules; pass all "
             "groups in one call, on the scales without groups"
         )
+    made = {pattern: _module(pattern, given) for pattern, given in modules.items()}
+    by_path = {path: made[pattern] for path, pattern in pattern_of.items()}
     return scales.replaced(modules={**scales.modules, **by_path})
+
+
+def _module(pattern: str, factors: Mapping[str, Any]) -> Module:
+    known = [field.name for field in dataclasses.fields(Module)]
+    if not isinstance(factors, Mapping):
+        raise ValueError(
+            f"the factors of {pattern!r} are {factors!r}; pass a mapping, e.g. "
+            "{'learning_rate': 2.0}"
+        )
+    for name in factors:
+        if name not in known:
+            raise ValueError(
+                f"unknown hyperparameter {name!r} of {pattern!r}; a group of "
+                f"parameters has {', '.join(known)}"
+            )
+    try:
+        return Module(**factors)
+    except ValueError as error:
+        raise ValueError(f"the factors of {pattern!r}: {error}") from None

@@ -17,24 +17,7 @@ _FREEZE = (
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """Factors of the hyperparameters of a group of parameters.
-
-    Args:
-      learning_rate: factor of the learning rate. The decay per step, learning rate
-        times weight decay, does not change with it.
-      weight_decay: factor of decoupled weight decay; 0 for none.
-      init_scale: factor of the initial weights.
-      multiplier: factor of the parameters in the forward pass, as a gauge: the initial
-        weights and their updates are multiplied, so that the network trains as with a
-        multiplier. On all parameters of a branch's last layer it is a branch
-        multiplier.
-
-    Raises:
-      ValueError: a factor is not a number, not finite, or not positive (weight decay
-        may be 0).
-
-    Source: Mlodozeniec et al. 2025 (arXiv:2512.22382) (per-module hyperparameters);
-    Yaida eq. 2.8 (multiplier as a gauge).
+    """Factors of the hyperparameters of a group; `for_modules` describes them.
 
     Examples:
       >>> Module(learning_rate=2.0, multiplier=4.0).update("adam")
