@@ -66,6 +66,8 @@ class Axes:
       kernel_sums: for each node that sums over an axis of a parameter, with an
         activation, the product that it sums (itself, for `dot_general`).
       norms: the sums over functions of parameters alone, and the axes that they sum.
+      seeds: (product, factor) ids of functions of parameters alone that are multiplied
+        as activations, e.g. learned queries.
       states: for each product with a matrix that data changes, e.g. the state of linear
         attention, which operand it is, and the parameters that it starts from.
     """
@@ -94,6 +96,7 @@ class Axes:
         self._mixed_axes: set[Axis] = set()  # that are summed over with constants
         self.hot: set[int] = set()
         self.kernel_sums: dict[int, Node] = {}
+        self.seeds: set[tuple[int, int]] = set()
         self.states: dict[int, tuple[int, set[int]]] = {}
         self._states: set[int] = set()  # such matrices
         self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
@@ -382,6 +385,8 @@ class Axes:
             return
         if any(seeds):  # an activation from here on
             node.data, node.weight = True, False
+            pairs = zip((left, right), seeds, strict=True)
+            self.seeds |= {(node.id, x.id) for x, is_seed in pairs if is_seed}
         if node.weight and not (left.weight and right.weight):
             self._mixed_by_constants(node, sides)
             return
@@ -495,14 +500,18 @@ class Axes:
             return False, False
         seeds = self._is_seed(left, right), self._is_seed(right, left)
         product = next(x for x in self._uses[left.id] if right in x.operands)
-        if not any(seeds) and (self._stays(left, product) or self._leads_on(product)):
-            return True, False  # libraries write activation @ kernel
-        return seeds
+        if any(seeds):
+            return seeds
+        (into, gone), _ = product.params["dimension_numbers"]
+        if self._stays(left, into):
+            return True, False
+        if [*gone] == [len(right.shape) - 1] and self._stays(right, gone):
+            return False, True  # kernel @ activation, of each query
+        return self._leads_on(product), False  # most libraries: activation @ kernel
 
-    def _stays(self, left: Node, product: Node) -> bool:
+    def _stays(self, node: Node, gone: Sequence[int]) -> bool:
         """Whether only the axes grow that are summed over, as of a few queries."""
-        gone = set(product.params["dimension_numbers"][0][0])
-        grows = [bool(axes & self.growing) for axes in self._of(left)]
+        grows = [bool(axes & self.growing) for axes in self._of(node)]
         free = [a for a in range(len(grows)) if a not in gone]
         return any(grows[a] for a in gone) and not any(grows[a] for a in free)
 

@@ -850,7 +850,7 @@ class Branches:
         for x, y in pairs:
             if y.value is not None and node.op == "mul":
                 return self.ends(x, y.value)
-            if x.weight and y.data:
+            if x.weight and (y.data or (node.id, y.id) in self._axes.seeds):
                 inner, unit = self.inner(y), self.unit(y)
                 ends = []
                 # It may be no multiple of parameters, e.g. their cosine, or a kernel
@@ -1084,7 +1084,9 @@ class Branches:
             by = inner[0]
         return None, rooted
 
-    def escapes(self, start: Node, stops: Set[tuple[int, int]]) -> Node | None:
+    def escapes(
+        self, start: Node, stops: Set[tuple[int, int]], others: Collection[Node] = ()
+    ) -> Node | None:
         """A result that a node reaches without passing through one of some operations.
 
         A branch's own value is none: models return those of all layers to look at.
@@ -1092,6 +1094,7 @@ class Branches:
         Args:
           start: the node.
           stops: (operation, operand) pairs of node ids; an operand of -1 means any.
+          others: values that count as results, too.
         """
         if (start.id, -1) in stops:
             return None
@@ -1110,8 +1113,14 @@ class Branches:
                 return all(is_shown(x) for x in earlier(at) if x.data)
             return at.id in ends
 
-        results = (x for x in reach([start], users) if x.id in self._outputs)
-        return next((x for x in results if not is_shown(x)), None)
+        return next(
+            (
+                x
+                for x in reach([start], users)
+                if x in others or (x.id in self._outputs and not is_shown(x))
+            ),
+            None,
+        )
 
     def feeding(self, node: Node, chosen: Iterable[Branch]) -> list[Branch] | None:
         """The branches through which a node outside of all reaches the outputs.

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import (
     Callable,
+    Collection,
     Hashable,
     Iterable,
     Iterator,
@@ -904,7 +905,10 @@ class Comparison:
                 for b in every
                 if path in self._ends(b)
             }
-            elsewhere = self._elsewhere({path}, nodes, stops)
+            beside = [e.node for e in branch.ends if e.is_kernel and e.node.data]
+            others = [e.node for e in branch.ends if self.large.path(e) == path]
+            others = [x for x in beside if x not in others]
+            elsewhere = self._elsewhere({path}, nodes, stops, others)
             if elsewhere is not None:
                 raise ValueError(
                     f"{path!r} ends the {branch.label}, but is "
@@ -914,11 +918,16 @@ class Comparison:
             self._let_carry(path, branch.ends, in_branch=True, ends_branch=True)
 
     def _elsewhere(
-        self, paths: Iterable[str], nodes: Set[int], stops: Set[tuple[int, int]]
+        self,
+        paths: Iterable[str],
+        nodes: Set[int],
+        stops: Set[tuple[int, int]],
+        others: Collection[Node] = (),
     ) -> Node | None:
         """A use of parameters apart from some nodes, or one with a way around `stops`.
 
-        Parameters can carry a multiplier for what they are used for alone.
+        Parameters can carry a multiplier for what they are used for alone, other than
+        for `others`: factors of the sums that need it, or kernels at a branch's end.
         """
         return next(
             (
@@ -929,7 +938,8 @@ class Comparison:
                 and any(x.weight for x in event.node.operands)  # not rows of before
                 and (
                     event.node.id not in nodes
-                    or self.large.branches.escapes(event.node, stops) is not None
+                    or self.large.branches.escapes(event.node, stops, others)
+                        is not None
                 )
             ),
             None,
@@ -1077,7 +1087,10 @@ class Comparison:
         powers = {sum(self._params(x) == paths for x in s.sides) for s in sums}
         nodes = ends | {each.node.id for each in sums}
         stops = {(each.node.id, -1) for each in sums}
-        if not paths or len(powers) > 1 or self._elsewhere(paths, nodes, stops):
+        others = [x for x in sides if self._params(x) != paths]
+        if not paths or len(powers) > 1:
+            return False
+        if self._elsewhere(paths, nodes, stops, others):
             return False
         (power,) = powers
         used = [end for x in sides for end in self._side(self.large, x)[0]]

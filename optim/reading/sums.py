@@ -166,10 +166,17 @@ class Sums:
             if any(map(self._averages, node.operands)):
                 return None
             size = math.prod(node.operands[0].shape[a] for a in axes[0])
-            return Sum(node, tuple(node.operands), size)
+            return Sum(node, tuple(map(self._without_identity, node.operands)), size)
         if node.op == "reduce_sum" and node.operands[0].data:
             return self._reduced(node, node.params["axes"])
         return None
+
+    def _without_identity(self, node: Node) -> Node:
+        """The part of a factor that is summed: A of A + 1, whose 1 sums one term."""
+        inner = self._trunk(node)
+        if inner.op in ("add", "sub") and any(map(is_identity, inner.operands)):
+            return next((x for x in inner.operands if x.data), node)
+        return node
 
     def _reduced(self, node: Node, axes: Sequence[int]) -> Sum | None:
         if node.operands[0].op == "scan_out" and tuple(axes) == (0,):
@@ -189,9 +196,23 @@ class Sums:
             sides = (node.operands[0],)
         if any(map(self._averages, sides)):
             return None
-        if len(set(sides)) == 1 and (node, self._trunk(sides[0])) in self._normalized:
-            return None
+        if len(set(sides)) == 1:
+            inner = self._trunk(sides[0])
+            if (node, inner) in self._normalized or self._is_kernel(inner, axes):
+                return None
         return Sum(node, sides, size)
+
+    def _is_kernel(self, node: Node, axes: Sequence[int]) -> bool:
+        """Whether values are entries of a kernel that data multiplies, by its fan-in.
+
+        Their squares sum to one, as in the demodulation of a convolution.
+        """
+        for x in node.operands if node.op == "mul" else ():
+            labels = self._axes.labels.get(x.id, ()) if x.weight else ()
+            grows = {a for a, of in enumerate(labels) if of & self._axes.growing}
+            if len(grows) > 1 and len(grows & {*axes}) == 1:
+                return True
+        return False
 
     def _quotients(self, program: Program) -> Iterator[tuple[Node, Node]]:
         """Each sum that something is divided by, as in a norm, with what it divides."""

@@ -273,3 +273,81 @@ def norms_as_the_difference_of_two_means_of_a_scaled_embedding(n, L):
         return centered(x) @ p["out"]
 
     return p, T, call
+
+
+@program({**ENDS, "z": "V", "[qkvo]": "H"}, carries={"q": 0.5})
+def latents_of_a_stream_as_queries_of_a_kernel_before_them(n):
+    p = zeros(z=(3, n), **{k: (n, n) for k in "qkvo"}, **{"in": (n, 5), "out": (3, n)})
+
+    def each(w, x):  # Equinox multiplies each row like this
+        return jax.vmap(lambda row: w @ row)(x)
+
+    def call(p, x):
+        x = each(p["in"], x)
+        q, k, v = each(p["q"], p["z"]), each(p["k"], x), each(p["v"], x)
+        z = p["z"] + each(p["o"], jax.nn.softmax(q @ k.T / jnp.sqrt(n)) @ v)
+        return each(p["out"], norm(z))
+
+    return p, (floats(4, 5),), call
+
+
+@program({**ENDS, "z": "V", "[qkv]": "H", "[qk]b": "V"}, carries={"qb?": 0.5})
+def attention_between_learned_queries_alone(n):
+    p = zeros(z=(3, n), **{k: (n, n) for k in "qkv"}, qb=(n,), kb=(n,))
+    p |= zeros(**{"in": (5, n), "out": (n, 3)})
+
+    def call(p, x):
+        z = norm(p["z"])
+        q, k = z @ p["q"] + p["qb"], z @ p["k"] + p["kb"]
+        z = p["z"] + jax.nn.softmax(q @ k.T / jnp.sqrt(n)) @ (z @ p["v"])
+        return norm(z + x @ p["in"]) @ p["out"]
+
+    return p, (floats(4, 3, 5),), call
+
+
+@program({**ENDS, "t": "H", "tb": "V"}, carries={"tb?": 0.25})
+def features_times_a_matrix_that_is_added_to_the_identity(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, t=(n, n * n), tb=(n * n,))
+
+    def call(p, x):  # the transform of a PointNet
+        x = jax.nn.relu(x @ p["in"])
+        t = (x.max(1) @ p["t"] + p["tb"]).reshape(-1, n, n) + jnp.eye(n)
+        return (x @ t).max(1) @ p["out"]
+
+    return p, (floats(2, 7, 5),), call
+
+
+@program(
+    {**ENDS, r"b/\d/[ud]": "Hb", r"b/\d/a": "Ob", r"b/\d/c": "Ib"},
+    deep=True,
+    asks=r"'b/\d/d' ends .* but is also used elsewhere .* multiply this branch by",
+)
+def adapter_around_the_end_of_a_branch(n, L, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p["b"] = layers(L, u=(n, n), d=(n, n), a=(n, 2), c=(2, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = jax.nn.gelu(norm(x) @ w["u"]) @ w["d"]
+            y = y + jax.nn.gelu(y @ w["a"]) @ w["c"]
+            x = x + (y / L if remedy else y)
+        return norm(x) @ p["out"]
+
+    return p, (floats(4, 5),), call
+
+
+@program({"in": "I", "style": "I", "w": "H", "out": "O"})
+def demodulated_convolution(n):
+    p = zeros(**{"in": (3, n), "out": (n, 3)}, style=(4, n), w=(3, 3, n, n))
+
+    def call(p, x, z):
+        x, s = x @ p["in"], 1 + z @ p["style"]
+        w = p["w"] * s[:, None, None, :, None]
+        size = jax.lax.rsqrt((w**2).sum((1, 2, 3)) + 1e-8)
+        x = jax.lax.conv_general_dilated(
+            x * s[:, None, None], p["w"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )  # fmt: skip
+        return jax.nn.relu(x * size[:, None, None]) @ p["out"]
+
+    return p, (floats(2, 4, 4, 3), floats(2, 4)), call
