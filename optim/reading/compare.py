@@ -939,7 +939,7 @@ class Comparison:
                 and (
                     event.node.id not in nodes
                     or self.large.branches.escapes(event.node, stops, others)
-                        is not None
+                    is not None
                 )
             ),
             None,

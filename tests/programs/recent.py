@@ -277,7 +277,9 @@ def norms_as_the_difference_of_two_means_of_a_scaled_embedding(n, L):
 
 @program({**ENDS, "z": "V", "[qkvo]": "H"}, carries={"q": 0.5})
 def latents_of_a_stream_as_queries_of_a_kernel_before_them(n):
-    p = zeros(z=(3, n), **{k: (n, n) for k in "qkvo"}, **{"in": (n, 5), "out": (3, n)})
+    p = zeros(
+        z=(3, n), **dict.fromkeys("qkvo", (n, n)), **{"in": (n, 5), "out": (3, n)}
+    )
 
     def each(w, x):  # Equinox multiplies each row like this
         return jax.vmap(lambda row: w @ row)(x)
@@ -293,7 +295,7 @@ def latents_of_a_stream_as_queries_of_a_kernel_before_them(n):
 
 @program({**ENDS, "z": "V", "[qkv]": "H", "[qk]b": "V"}, carries={"qb?": 0.5})
 def attention_between_learned_queries_alone(n):
-    p = zeros(z=(3, n), **{k: (n, n) for k in "qkv"}, qb=(n,), kb=(n,))
+    p = zeros(z=(3, n), **dict.fromkeys("qkv", (n, n)), qb=(n,), kb=(n,))
     p |= zeros(**{"in": (5, n), "out": (n, 3)})
 
     def call(p, x):
