@@ -396,9 +396,12 @@ class Axes:
                 mixed = self._kernel_of(x, contracted) if other.data else ()
                 if mixed and x.id in self._states:
                     self.states[node.id] = k, _params(mixed)
-                # Of two tables that were looked up, neither is a kernel.
+                # Of two rows of tables, that with outputs of its own is the kernel.
+                others = sides[1 - k][1:3]
                 selects = x.weight or (
-                    not self._is_kernel(other) and self._selects(x, contracted, batch)
+                    self._selects(x, contracted, batch)
+                    and not (other.weight and self._is_kernel(other))
+                    and not self._selects(other, *others)
                 )
                 if mixed or (selects and self._is_kernel(x)):
                     kernels[k] = mixed or self._of(x)

@@ -110,11 +110,16 @@ class _Model:
 
     def _inside(self, branch: Branch) -> Iterator[str]:
         skip = {branch.add.id} if branch.trunk.weight else set()
-        for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
-            role = self.roles[path]
-            if role is not None and role.table:
-                # Rows that were looked up before are not used again by what they meet.
-                events = [e for e in events if e.axes(Use.TABLE) or e.axes(Use.IN)]
+        for i, path in enumerate(self.reading.path_of):
+            # What a kernel made, or rows that were looked up, is not used again by what
+            # it meets.
+            events = [
+                e
+                for e in self.axes.events[i]
+                if e.axes(Use.TABLE)
+                or e.axes(Use.IN)
+                or any(x.weight and i in self.axes.depends(x) for x in e.node.operands)
+            ]
             used = {event.node.id for event in events}
             if used & branch.inside and not used & (skip - branch.inside):
                 yield path
@@ -1157,8 +1162,11 @@ class Comparison:
           linear: only those whose constants multiply the node, too.
         """
 
+        products = {x.id for x in model.axes.kernel_sums.values()}
+
         def sources(at: Node) -> list[Node]:
-            if at.op in PRODUCTS and any(x.weight for x in at.operands):
+            is_product = at.op in PRODUCTS or at.id in products
+            if is_product and any(x.weight for x in at.operands):
                 return []
             if not linear:
                 return [x for x in earlier(at) if x.data]

@@ -221,8 +221,9 @@ def _is_void(node: Node, user: Node) -> bool:
         )
     for _ in range(12):  # the state of a recurrence that starts at zero
         if node.op == "carry":
-            start = node.operands[0]
-            return not start.data and not start.weight
+            start, end = node.operands
+            within = user.id <= end.id
+            return within and not start.data and not start.weight
         data = [x for x in node.operands if x.data]
         if node.op in MOVES and data:
             node = data[0]

@@ -188,9 +188,19 @@ class Sums:
                 return None  # the entries of a diagonal
             size //= inner.shape[-1]
         sides: tuple[Node, ...]
+
+        def is_one(factor: Node) -> bool:
+            """Whether it is the same for all terms, e.g. what a norm divides by."""
+            whole = inner.shape == node.operands[0].shape and factor.shape
+            return bool(whole) and all(factor.shape[a] == 1 for a in axes)
+
         if inner.op == "integer_pow" and inner.params["y"] == 2:
             sides = (inner.operands[0],) * 2
-        elif inner.op == "mul" and all(x.data for x in inner.operands):
+        elif (
+            inner.op == "mul"
+            and all(x.data for x in inner.operands)
+            and not any(map(is_one, inner.operands))
+        ):
             sides = tuple(inner.operands)
         else:
             sides = (node.operands[0],)

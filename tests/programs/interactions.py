@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from .kit import floats, layers, program, zeros
-from .plain import S, attention, norm
+from .plain import S, T, attention, norm
+from .transformers import heads
 
 ENDS = {"in": "I", "out": "O"}
 XY = (floats(2, 6, 5), floats(2, 4, 5))
@@ -82,3 +83,84 @@ def turned_unit_queries_and_keys(n, L):
         return norm(x) @ p["out"]
 
     return p, S, call
+
+
+@program({**ENDS, "memory": "I", r"b/\d/[qkvu]": "Hb", r"b/\d/[od]": "He"}, deep=True)
+def memory_read_by_one_group_of_keys_in_the_base(n, L):
+    p = zeros(**{"in": (5, n), "memory": (5, n), "out": (n, 3)})
+    cross = dict(q=(n, n), k=(n, n // 2), v=(n, n // 2), o=(n // 4, 4, n))
+    p["b"] = layers(L, **cross, u=(n, n), d=(n, n))
+
+    def call(p, x, y):
+        x, y = x @ p["in"], y @ p["memory"]
+        for w in p["b"]:
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+            q, k, v = (heads(z, 4) for z in (norm(x) @ w["q"], y @ w["k"], y @ w["v"]))
+            a = attention(q, *(jnp.repeat(z, 2, 1) for z in (k, v)), 0.5)
+            x = x + jnp.einsum("bhtk,hkd->bhtd", a, w["o"]).sum(1)
+        return norm(x) @ p["out"]
+
+    return p, XY, call
+
+
+def scaled_table(block):
+    def make(n, L):
+        square = dict.fromkeys("qkvo", (n, n))
+        p = zeros(**{"in": (7, n), "out": (n, 3)}) | {"b": layers(L, **square)}
+
+        def call(p, x):
+            x = p["in"][x] * n**0.5
+            for w in p["b"]:
+                x = block(w, x)
+            return norm(x) @ p["out"]
+
+        return p, T, call
+
+    return make
+
+
+@program({**ENDS, r"b/\d/[qkv]": "Hb", r"b/\d/o": "He"}, deep=True, carries={"in": 0.5})
+def embedding_times_a_root_before_attention_by_multiply_and_sum(n, L):
+    def block(w, x):
+        q, k, v = ((norm(x)[..., None] * w[c]).sum(-2) for c in "qkv")
+        return x + attention(q, k, v, 1 / n) @ w["o"]
+
+    return scaled_table(block)(n, L)
+
+
+@program({**ENDS, r"b/\d/[qkv]": "Hb", r"b/\d/o": "He"}, deep=True, carries={"in": 0.5})
+def embedding_times_a_root_before_a_state_that_starts_at_zero(n, L):
+    def block(w, x):
+        k, v, q = (jnp.moveaxis(norm(x) @ w[c], 1, 0) for c in "kvq")
+
+        def step(state, now):
+            state = jax.nn.sigmoid(now[0]) * state + now[1]
+            return state, state * now[2]
+
+        _, y = lax.scan(step, jnp.zeros((2, n)), (k, v, q))
+        return x + jnp.moveaxis(y, 0, 1) @ w["o"]
+
+    return scaled_table(block)(n, L)
+
+
+@program({**ENDS, r"b/\d/[qkv]": "Hb", r"b/\d/o": "He"}, deep=True, carries={"in": 0.5})
+def embedding_times_a_root_before_norms_of_norms(n, L):
+    def block(w, x):
+        q, k, v = (norm(x) @ w[c] for c in "qkv")
+        return norm(x + attention(q, k, v, 1 / n) @ w["o"])
+
+    return scaled_table(block)(n, L)
+
+
+@program({**ENDS, "router": "O", "u|d": "H"})
+def experts_looked_up_for_a_raw_embedding(n):
+    p = zeros(**{"in": (7, n), "out": (n, 3)}, router=(n, 4), u=(4, n, n), d=(4, n, n))
+
+    def call(p, x):
+        x = p["in"][x]
+        chosen = jnp.argmax(x @ p["router"], -1)
+        y = jax.nn.relu(jnp.einsum("btd,btdf->btf", x, p["u"][chosen]))
+        y = jnp.einsum("btf,btfd->btd", y, p["d"][chosen])
+        return norm(x + y) @ p["out"]
+
+    return p, T, call
