@@ -647,6 +647,14 @@ def test_a_shallower_target_is_an_error():
         read(network(8, 2), network(8, 6))
 
 
+def test_a_stack_of_more_layers_than_jnp_joins_in_one_step_is_one_sum():
+    base, target = (streams.stream_as_the_sum_of_a_stack(*x) for x in ((8, 2), (8, 36)))
+    models = [(call, params) for params, _, call in (base, target)]
+    scales = optim.infer_scales(*models, inputs=base[1])
+    assert scales.depth == 18
+    assert scales["b/35/d"].ends_branch
+
+
 def test_a_value_on_many_paths_is_followed_once():
     """Without a memory, 2^40 paths lead through these norms."""
 

@@ -1044,8 +1044,9 @@ class Branches:
             factor *= self.trunk(gain)[1]
             node, more = self.trunk(next(x for x in node.operands if x.data))
             factor *= more
-        numbers = node.params.get("dimension_numbers")
-        is_product = node.op == "dot_general" and not any(numbers[0])
+        is_product = node.op == "dot_general" and not any(
+            node.params["dimension_numbers"][0]
+        )
         known = any(not (x.data or node.weight) for x in node.operands)
         if known or not (is_product or node.op in ("mul", "div")):
             return 1.0

@@ -40,7 +40,7 @@ from .totals import Totals
 
 _MULTILINEAR = ("add", "sub", "mul", "carry", "last", "scan_out", *PRODUCTS)
 
-_Key = tuple[tuple[str, int], frozenset[str]]  # the place of an addition, parameters
+_Key = tuple[Hashable, frozenset[str]]  # the place of an addition, parameters
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
@@ -782,7 +782,7 @@ class Comparison:
         if kernels and self._divides_by_roots(branch):
             fan_in = max(self._found[path].width_in for path in kernels)
             options.insert(0, (fan_in**-0.5, True))
-        if all(units):
+        if all(units) and units[0][0] != units[1][0]:
             options.insert(0, (units[0][0] / units[1][0], True))
         own, of_kernels = next(
             (x for x in options if any(alike(ratio / x[0], one) for one in wanted)),

@@ -345,6 +345,8 @@ class Program:
             return [self._emit("mul", [repeated, factor], shape, source, {"result": 0})]
         if name == "stack":
             return [self._stacked(equation, operands)]
+        if name == "concatenate":
+            operands = [*_flat(operands, params["dimension"])]
         if name == "reshape" and params.get("dimensions") is not None:
             operands = [self._transposed(equation, operands[0])]
         if name == "dynamic_slice":
@@ -718,6 +720,13 @@ class Program:
         least = min(starts, default=0)
         sources = reach([node], lambda x: [y for y in earlier(x) if y.id >= least])
         return any(x.id in starts for x in sources)
+
+
+def _flat(operands: list[Node], axis: int) -> Iterator[Node]:
+    """Values that are joined; `jnp` joins more than 16 of them in two steps."""
+    for node in operands:
+        join = node.op == "concatenate" and node.params["dimension"] == axis
+        yield from node.operands if join and node.joint is None else [node]
 
 
 def _is_scaled(node: Node) -> bool:
