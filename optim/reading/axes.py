@@ -5,7 +5,7 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 
-from .links import CONVOLUTION, ELEMENTWISE, indices, is_known, walks_layers
+from .links import CONVOLUTION, ELEMENTWISE, PRODUCTS, indices, is_known, walks_layers
 from .program import MOVES, Node, Program, origin, reach
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
@@ -99,6 +99,7 @@ class Axes:
         self.seeds: set[tuple[int, int]] = set()
         self.states: dict[int, tuple[int, set[int]]] = {}
         self._states: set[int] = set()  # such matrices
+        self._mixtures: set[int] = set()  # kernels that data mix
         self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
         # Functions of parameters that cannot be read, and the operation of each.
         self._lost: dict[int, Node] = {}
@@ -407,6 +408,10 @@ class Axes:
                     kernels[k] = mixed or self._of(x)
             if not kernels[k] and self._is_kernel(x):
                 self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
+        if all(x.id not in self._rows for x in (left, right)):
+            for (x, contracted, *_), labels in zip(sides, kernels, strict=True):
+                if labels and x.weight and self._mixes(node, x, labels, contracted):
+                    return
         results = self._multiplied(node, kernels)
         # Axes that stay beside the parameters.
         each = [self._results.get(x.id, ()) if x.data else () for x in (left, right)]
@@ -600,6 +605,7 @@ class Axes:
         labels = self._modulated(kernel)
         if labels:
             self._results[node.id] = self._multiplied(node, [(), labels])
+            self.kernel_sums[node.id] = node
 
     def _modulated(self, node: Node) -> Labels:
         """The axes of a kernel that depends on data: masked, sampled, or updated."""
@@ -612,6 +618,8 @@ class Axes:
     def _mixed(self, node: Node) -> Labels:
         if node.op in MOVES and len(node.operands) == 1:
             labels = self._modulated(node.operands[0])
+            if node.operands[0].id in self._mixtures:
+                self._mixtures.add(node.id)
             return self._moved(node, [labels]) if labels else ()
         if node.op == "carry":
             labels = self._modulated(node.operands[0])
@@ -641,9 +649,50 @@ class Axes:
         equal = [self._spread.get(x.id, NONE) for x in node.operands if x.data]
         styled = any(a in axes for a in free for axes in equal)
         whole = all(x or n == 1 for x, n in zip(labels, node.shape, strict=True))
-        if free and not (whole or styled) and self._is_square(labels):
+        mixed = node.id in self._mixtures
+        if free and not (whole or styled or mixed) and self._is_square(labels):
             self._states.add(node.id)
-        return labels if free and (whole or styled or node.id in self._states) else ()
+        known = whole or styled or mixed or node.id in self._states
+        return labels if free and known else ()
+
+    def _mixes(
+        self, node: Node, product: Node, labels: Labels, summed: Sequence[int]
+    ) -> bool:
+        """Whether data mix a fixed number of kernels, which then act as one.
+
+        Args:
+          node: the sum over kernels.
+          product: what is summed, or the kernels.
+          labels: of its axes.
+          summed: the axes that count the kernels.
+        """
+        number = NONE.union(*(labels[a] for a in summed))
+        each = [labels if x is product else () for x in node.operands]
+        moved = self._moved(node, each)
+        if not number or number & self.growing or not self._is_square(moved):
+            return False
+        if not self._acts(node, moved):
+            return False
+        self._mark(node, [(number, Use.COPY)])
+        self._kernels[node.id] = moved
+        self._mixtures.add(node.id)
+        return True
+
+    def _acts(self, node: Node, labels: Labels) -> bool:
+        """Whether a value is later a kernel: an activation is summed over its axis."""
+        for user in self.uses(node):
+            k = user.operands.index(node)
+            if user.op in MOVES and len(user.operands) == 1:
+                if self._acts(user, self._moved(user, [labels])):
+                    return True
+            elif user.op in PRODUCTS and all(x.data for x in user.operands):
+                into = [
+                    x.axes[k] for x in indices(user) if k in x.axes and x.out is None
+                ]
+                free = {a for a, axes in enumerate(labels) if axes} - {*into}
+                if free and any(labels[a] for a in into):
+                    return True
+        return False
 
     def _op_ragged_dot_general(self, node: Node) -> None:
         if self._is_kernel(node.operands[1]):
@@ -767,6 +816,9 @@ class Axes:
         source, axes = node.operands[0], node.params["axes"]
         if source.id in self._pending:
             labels, product = self._pending[source.id]
+            if self._mixes(node, source, labels, axes):
+                del self._pending[source.id]
+                return
             self._settle(source, axes)
             if any(labels[a] for a in axes):
                 self.kernel_sums[node.id] = product

@@ -14,7 +14,7 @@ from typing import Any
 from .axes import Axes, is_identity
 from .branches import Branches
 from .degrees import constant_that_matters
-from .links import PRODUCTS, index_of
+from .links import CONVOLUTION, PRODUCTS, index_of
 from .program import MOVES, Node, Program, reach
 
 
@@ -167,6 +167,11 @@ class Sums:
                 return None
             size = math.prod(node.operands[0].shape[a] for a in axes[0])
             return Sum(node, tuple(map(self._without_identity, node.operands)), size)
+        if node.op == CONVOLUTION and all(x.data for x in node.operands):
+            _, into, *window = node.params["dimension_numbers"].rhs_spec
+            sizes = node.operands[1].shape
+            number = math.prod(sizes[a] for a in (into, *window))
+            return Sum(node, tuple(node.operands), number)
         if node.op == "reduce_sum" and node.operands[0].data:
             return self._reduced(node, node.params["axes"])
         return None

@@ -606,3 +606,45 @@ def axes_that_hold_heads_and_the_inputs_of_each(n):
         return jax.nn.relu(y.reshape(2, 6, n)) @ p["out"]
 
     return p, S, call
+
+
+# CondConv: what the router makes of an example mixes kernels.
+def conditioned(n, mix):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, r=(n, 3), w=(3, n, n))
+
+    def call(p, x):
+        x = jnp.tanh(x @ p["in"])
+        kernel = mix(jax.nn.sigmoid(x @ p["r"]), p["w"])
+        return jnp.tanh(jnp.einsum("bi,bio->bo", x, kernel)) @ p["out"]
+
+    return p, X, call
+
+
+CONDITIONED = {**ENDS, "r": "O", "w": "H"}
+
+
+@program(CONDITIONED)
+def kernels_mixed_by_routers(n):
+    return conditioned(n, lambda r, w: jnp.einsum("bk,kio->bio", r, w))
+
+
+@program(CONDITIONED)
+def kernels_times_routers_and_summed(n):
+    return conditioned(n, lambda r, w: (r[:, :, None, None] * w).sum(1))
+
+
+@program(CONDITIONED)
+def convolutions_mixed_by_routers(n):
+    p = zeros(**{"in": (3, 3, 5, n), "out": (n, 3)}, r=(n, 3), w=(3, 3, 3, n, n))
+
+    def convolve(x, w):
+        names = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x[None], w, (1, 1), "SAME", dimension_numbers=names)[0]  # fmt: skip
+
+    def one(p, x):
+        x = jax.nn.relu(convolve(x, p["in"]))
+        r = jax.nn.sigmoid(x.mean((0, 1)) @ p["r"])
+        x = jax.nn.relu(convolve(x, jnp.tensordot(r, p["w"], 1)))
+        return x.mean((0, 1)) @ p["out"]
+
+    return p, (floats(2, 6, 6, 5),), lambda p, x: jax.vmap(lambda x: one(p, x))(x)
