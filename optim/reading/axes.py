@@ -386,8 +386,8 @@ class Axes:
             return
         if any(seeds):  # an activation from here on
             node.data, node.weight = True, False
-            pairs = zip((left, right), seeds, strict=True)
-            self.seeds |= {(node.id, x.id) for x, is_seed in pairs if is_seed}
+            first = zip((left, right), seeds, strict=True)
+            self.seeds |= {(node.id, x.id) for x, is_seed in first if is_seed}
         if node.weight and not (left.weight and right.weight):
             self._mixed_by_constants(node, sides)
             return
