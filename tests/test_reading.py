@@ -754,3 +754,35 @@ def test_a_sum_is_the_same_after_python_has_specialized_its_code():
 
     every = [read(members(6), members(2), call=call) for _ in range(12)]
     assert {scale.width_in for scales in every for scale in scales.values()} == {3.0}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fused_qkv_scanned",
+        "nfnet_with_scaled_weight_standardization",
+        "wavenet_in_a_scan",
+        "cross_attention_to_a_fixed_context",
+        "mixture_of_depths",
+        "stylegan_with_modulated_convolutions",
+    ],
+)
+def test_gradients_beside_a_loss_change_nothing(name):
+    """A training step will do as `call`."""
+    row = next(row for row in kit.ALL if row.name == name)
+    base, target, inputs, _ = row.models()
+    found = []
+    for wrap in (lambda f: f, jax.value_and_grad):
+
+        def step(model, *inputs, run, wrap=wrap):
+            def loss(params):
+                results = jax.tree.leaves(run(params, *inputs))
+                return sum(jnp.square(x - 1.0).mean() for x in results)
+
+            return wrap(loss)(model)
+
+        models = [(functools.partial(step, run=f), p) for f, p in (base, target)]
+        with jax.numpy_rank_promotion("allow"):
+            scales = optim.infer_scales(*models, inputs=inputs)
+        found.append([dataclasses.replace(s, origin="") for s in scales.values()])
+    assert found[0] == found[1]

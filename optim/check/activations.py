@@ -209,7 +209,7 @@ class Recording:
 
     def _add_outputs(self) -> None:
         known = {x.id for x in self._nodes.values()}
-        outputs = [(i, x) for i, x in enumerate(self.program.outputs) if x.shape]
+        outputs = [(i, x) for i, x in self.program.outputs.items() if x.shape]
         for i, node in outputs:
             while node.op in MOVES and len(node.operands) == 1:
                 node = node.operands[0]

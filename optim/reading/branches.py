@@ -121,7 +121,7 @@ class Branches:
         self._shared: frozenset[int] = frozenset()
         self._steps: dict[int, bool] = {}
         self._products = {x.id for x in axes.kernel_sums.values()}
-        self._outputs = {x.id for x in program.outputs}
+        self._outputs = {x.id for x in program.outputs.values()}
         self._backward = {node.id for node in program.nodes if node.backward}
         self.all: list[Branch] = []
         self.around: list[Branch] = []

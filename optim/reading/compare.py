@@ -1046,8 +1046,7 @@ class Comparison:
             kind.check_known(ratios, kind.now[0].node)
             for (each, then), wanted in zip(kind.twins, ratios, strict=True):
                 growth = each.size / then.size / share
-                depends = each.size != then.size or alike(wanted, share)
-                if growth == 1 or not depends:
+                if growth == 1:
                     continue
                 if not alike(wanted, 1):
                     lacking.append((each, wanted, growth))

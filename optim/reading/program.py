@@ -98,6 +98,7 @@ class Node:
       joint: the axis along which its operands are joined segments; None for others.
       at: the place of the equation that computes it: its index in the jaxpr, after
         those of the equations that hold this jaxpr. () for other nodes.
+      backward: whether it belongs to a gradient that the forward pass computes.
     """
 
     id: int
@@ -115,6 +116,7 @@ class Node:
     loop: int = 0
     joint: int | None = None
     at: tuple[int, ...] = ()
+    backward: bool = False
 
     @property
     def line(self) -> str:
@@ -126,14 +128,6 @@ class Node:
         """Its line, and the lines and columns of its expression."""
         spots = map(spot_of, self.source)
         return next((spot for spot in spots if spot[0]), _NOWHERE)
-
-    @property
-    def backward(self) -> bool:
-        """Whether it belongs to a gradient that the forward pass computes."""
-        return any(
-            "transpose(" in str(getattr(source, "name_stack", ""))
-            for source in self.source
-        )
 
 
 def origin(node: Node) -> Node:
@@ -205,7 +199,7 @@ class Program:
       traced: the jaxpr, with its constants.
       nodes: all values.
       params: the nodes of the parameters, in the order of the argument.
-      outputs: the results of the forward pass.
+      outputs: {place: result} of the forward pass, without gradients beside results.
     """
 
     def __init__(
@@ -237,7 +231,8 @@ class Program:
         others = [self._new("constant", [], shape) for shape in shapes[n : n + m]]
         self.inputs = [self._new("input", [], shape) for shape in shapes[n + m :]]
         arguments = [*values, *others, *self.inputs]
-        self.outputs = self._inline(self.traced.jaxpr, self.traced.consts, arguments)
+        outputs = self._inline(self.traced.jaxpr, self.traced.consts, arguments)
+        self.outputs = dict(enumerate(outputs))
         self._flow()
 
     def _param(self, index: int, shape: tuple[int, ...]) -> Node:
@@ -368,10 +363,11 @@ class Program:
         if name == "while":
             return self._while(equation, operands)
         if name == "cond":
-            results = [
-                self._inline(branch.jaxpr, branch.consts, operands[1:])
-                for branch in params["branches"]
-            ]
+            with self._called(equation):
+                results = [
+                    self._inline(branch.jaxpr, branch.consts, operands[1:])
+                    for branch in params["branches"]
+                ]
             return [
                 self._emit(_JOINED, list(each), each[0].shape, equation.source_info)
                 for each in zip(*results, strict=True)
@@ -379,10 +375,8 @@ class Program:
         body = next((params[k] for k in _BODIES if k in params), None)
         inner = getattr(body, "jaxpr", body)
         if inner is not None and len(inner.invars) == len(operands):
-            calls, self._calls = self._calls, (equation.source_info, *self._calls)
-            inlined = self._inline(inner, getattr(body, "consts", ()), operands)
-            self._calls = calls
-            return inlined
+            with self._called(equation):
+                return self._inline(inner, getattr(body, "consts", ()), operands)
         return [
             self._emit(
                 name,
@@ -524,6 +518,13 @@ class Program:
         return self._emit("concatenate", rows, shape, source, {"dimension": axis})
 
     @contextlib.contextmanager
+    def _called(self, equation: Any) -> Iterator[None]:
+        """Note the equation that holds the jaxpr which is being inlined."""
+        calls, self._calls = self._calls, (equation.source_info, *self._calls)
+        yield
+        self._calls = calls
+
+    @contextlib.contextmanager
     def _loop_body(self, runs: int) -> Iterator[None]:
         """Count the iterations of the loop whose body is being inlined."""
         outside = self._runs, self._loop
@@ -601,7 +602,7 @@ class Program:
           stacked: values of which each iteration gets a slice.
         """
         source = loop.source_info
-        with self._loop_body(runs):
+        with self._called(loop), self._loop_body(runs):
             parts = [
                 [self._new("carry", [x], x.shape, source=source) for x in each]
                 for each in starts
@@ -646,9 +647,10 @@ class Program:
         Also the last addition to a stream of which only another result is read, and
         the value of which only the gradient is a result.
         """
-        used = {id(x) for x in self.outputs}
+        used = {id(x) for x in self.outputs.values()}
         self._add_sources(used)
-        sums = [node for node in self.nodes if node.op in ("add", "sub") and node.shape]
+        sums = [x for x in self.nodes if x.op in ("add", "sub") and x.shape]
+        sums = [x for x in sums if not x.backward]
         dead = [node for node in sums if id(node) not in used]
         spots = {x.spot for x in sums if id(x) in used and dead}
         used |= {id(x) for x in dead if x.spot in spots}
@@ -676,7 +678,12 @@ class Program:
                     used |= {id(x) for x in node.operands}
 
     def _flow(self) -> None:
-        """Find which nodes depend on inputs, and which on parameters only."""
+        """Find which nodes depend on inputs, on parameters only, and on gradients."""
+        for node in self.nodes:
+            node.backward = any(map(_is_transposed, node.source))
+        # Gradients beside other results repeat what these are computed from.
+        shown = {i: x for i, x in self.outputs.items() if not x.backward}
+        self.outputs = shown or self.outputs
         self._leave_out_unused()
         depends = [False] * len(self.nodes)
         changed = True
@@ -727,6 +734,11 @@ def _flat(operands: list[Node], axis: int) -> Iterator[Node]:
     for node in operands:
         join = node.op == "concatenate" and node.params["dimension"] == axis
         yield from node.operands if join and node.joint is None else [node]
+
+
+def _is_transposed(source: Any) -> bool:
+    """Whether an equation belongs to a gradient, by the name that JAX gives it."""
+    return "transpose(" in str(getattr(source, "name_stack", ""))
 
 
 def _is_scaled(node: Node) -> bool:

@@ -44,7 +44,7 @@ class Sums:
 
     def __init__(self, program: Program, axes: Axes, branches: Branches):
         self._axes, self._branches = axes, branches
-        self._outputs = {x.id for x in program.outputs}
+        self._outputs = {x.id for x in program.outputs.values()}
         self._normalized = set(self._quotients(program))
         found = [self._sum(node) for node in program.nodes]
         self.all = [x for x in found if x is not None]

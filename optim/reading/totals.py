@@ -32,7 +32,7 @@ class Totals:
         self._program, self._axes, self._branches = program, axes, branches
         self._streams = {b.add.id for b in (*branches.all, *branches.around)}
         self._of_streams = self._streams | {b.trunk.id for b in branches.all}
-        self._outputs = {x.id for x in program.outputs}
+        self._outputs = {x.id for x in program.outputs.values()}
         self._carries: dict[int, list[Node]] = {}  # by their next value
         for node in program.nodes:
             if node.op == "carry":
