@@ -415,8 +415,8 @@ class Axes:
         results = self._multiplied(node, kernels)
         # Axes that stay beside the parameters.
         each = [self._results.get(x.id, ()) if x.data else () for x in (left, right)]
-        pairs = zip(results, self._moved(node, each), strict=True)
-        results = tuple(a | b for a, b in pairs)
+        beside = zip(results, self._moved(node, each), strict=True)
+        results = tuple(a | b for a, b in beside)
         if any(results):
             self._results[node.id] = results
 
