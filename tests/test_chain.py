@@ -467,7 +467,7 @@ def test_multipliers_written_by_hand_are_taken_for_rates_by_layer():
 
 def test_layerwise_learning_rates_are_a_users_own_choice():
     rates = {"a": optim.adam(0.1, SCALES), "b": optim.adam(0.02, SCALES)}
-    assert optim.check_chain(optax.partition(rates, LABELS), SCALES).passed
+    optim.check_chain(optax.partition(rates, LABELS), SCALES)
 
 
 def test_another_parametrization_than_the_optimizers_is_named():
@@ -582,7 +582,6 @@ EVERY = {
 def test_every_right_optimizer_passes(scales, name):
     check = optim.check_chain(EVERY[name](scales), scales)
     assert check.hints == ()
-    assert check.passed
     assert all(check.rows[path].factor is not None for path in scales)
 
 
@@ -627,7 +626,7 @@ def test_every_injected_mistake_is_found_or_changes_nothing(scales, name, mistak
         with refuses("'"):
             optim.check_chain(tx, scales)
     else:
-        assert optim.check_chain(tx, scales).passed
+        optim.check_chain(tx, scales)
 
 
 def near(one, other):

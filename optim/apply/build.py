@@ -1,18 +1,15 @@
 """The parts of an optimizer, chained in the one order that is right."""
 
-import warnings
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from ..rules.multipliers import RECIPES, Family, is_zero, multipliers, shift
-from ..scales.paths import flatten, map_with_paths
+from ..rules.multipliers import RECIPES, Family, is_zero, shift
+from ..scales.paths import map_with_paths
 from ..scales.probe import Acting, Kind, Mode, mode, of_widest
 from ..scales.table import Scales
-from .chain_warning import ChainWarning
-from .initial_sizes import is_known, sizes_of
 from .masks import Mask, decay_mask
 from .transforms import (
     multiplied,
@@ -59,18 +56,11 @@ def build(
     recipe = RECIPES[rule]
     if decay is None and not recipe.partner and recipe.decay != "update":
         refuse_decay(scales, name)
-    scaling = scale_updates(rule, scales, **options)
-
-    def init(params: optax.Params) -> optax.OptState:
-        if recipe.least is not None:
-            _warn_of_small(params, scales, name, recipe.least)
-        return scaling.init(params)
-
     slots = (
         clip,
         normalize_gradients(scales) if recipe.family is not Family.SGD else None,
         precondition,
-        Transform(init, scaling.update),
+        scale_updates(rule, scales, **options),
         average,
         None if decay is None else add_decay(decay, scales),
         rate if isinstance(rate, tuple) else optax.scale_by_learning_rate(rate),
@@ -148,27 +138,3 @@ def add_decay(decay: Decay, scales: Scales, factors: Any = None) -> Transform:
         return decayed, state
 
     return Transform(added.init, update)
-
-
-def _warn_of_small(params: Any, scales: Scales, optimizer: str, least: float) -> None:
-    """Warn of weights that are too small for updates relative to them."""
-    point = resolve(scales)
-    differs = {
-        path
-        for path, s in scales.items()
-        if multipliers(s, point, "relative").learning_rate
-        != multipliers(s, point, "adam").learning_rate
-    }
-    known = {p: x for p, x in flatten(params) if p in differs and is_known(x)}
-    sizes = {path: size.rms for path, size in sizes_of(known).items()}
-    small = [path for path, size in sizes.items() if size < least or size == 0]
-    if small:
-        size = f"smaller than {least:g}" if least else "at zero"
-        more = f" (and {len(small) - 1} more)" if len(small) > 1 else ""
-        warnings.warn(
-            f"{small[0]!r}{more} starts {size}, where the updates of {optimizer} "
-            "do not follow the size of the weight, so its learning rate does not "
-            "transfer over width; start it larger, or train it by optim.adamw",
-            ChainWarning,
-            stacklevel=5,
-        )

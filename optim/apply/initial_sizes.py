@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..rules.multipliers import multipliers
+from ..rules.multipliers import RECIPES, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale, Role
-from ..scales.paths import float_leaves
+from ..scales.paths import flatten, float_leaves
 from ..scales.table import Scales
 from .chain_warning import ChainWarning
 
@@ -136,7 +136,35 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
             return
 
 
-def is_known(array: Any) -> bool:
+def warn_of_small(
+    params: Any, scales: Scales, point: Parametrization, optimizer: str
+) -> None:
+    """Warn of weights that are too small for updates relative to them."""
+    least = RECIPES[optimizer].least
+    if least is None:
+        return
+    differs = {
+        path
+        for path, s in scales.items()
+        if multipliers(s, point, "relative").learning_rate
+        != multipliers(s, point, "adam").learning_rate
+    }
+    known = {p: x for p, x in flatten(params) if p in differs and _is_known(x)}
+    sizes = {path: size.rms for path, size in sizes_of(known).items()}
+    small = [path for path, size in sizes.items() if size < least or size == 0]
+    if small:
+        size = f"smaller than {least:g}" if least else "at zero"
+        more = f" (and {len(small) - 1} more)" if len(small) > 1 else ""
+        warnings.warn(
+            f"{small[0]!r}{more} starts {size}, where the updates of {optimizer} "
+            "do not follow the size of the weight, so its learning rate does not "
+            "transfer over width; start it larger, or train it by optim.adamw",
+            ChainWarning,
+            stacklevel=5,
+        )
+
+
+def _is_known(array: Any) -> bool:
     """Whether an array has entries, and their values are known on this machine."""
     return (
         isinstance(array, jax.Array | np.ndarray)
@@ -148,4 +176,4 @@ def is_known(array: Any) -> bool:
 
 def _is_judged(scale: ParamScale, array: Any) -> bool:
     """Whether a parameter is a kernel with known values, and not one of the zoo."""
-    return scale.origin != "axis names" and bool(scale.in_axes) and is_known(array)
+    return scale.origin != "axis names" and bool(scale.in_axes) and _is_known(array)

@@ -77,8 +77,8 @@ def build_optimizer(
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> tx = optim.build_optimizer(0.1, scales, optax.trace(0.9), "sgd",
       ...                            weight_decay=1e-2)
-      >>> optim.check_chain(tx, scales).passed
-      True
+      >>> print(optim.check_chain(tx, scales))
+      2 of 2 parameters have updates of the right size
 
     Source: Tensor Programs VI, Definition 6.1.
     """

@@ -19,7 +19,7 @@ from ..scales.paths import map_with_paths
 from ..scales.probe import Acting, Kind, mode
 from ..scales.table import Scales, check_depth, check_scales
 from .chain_warning import ChainWarning
-from .initial_sizes import warn_of_readouts
+from .initial_sizes import warn_of_readouts, warn_of_small
 
 
 def scale_by_parametrization(
@@ -98,6 +98,7 @@ def scale_updates(
 
     def init(params: optax.Params) -> optax.OptState:
         warn_of_readouts(params, scales, point)
+        warn_of_small(params, scales, point, optimizer)
         return scaling.init(params)
 
     def update(

@@ -9,7 +9,7 @@ must have. This holds for any optimizer, however it is wrapped.
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -56,41 +56,27 @@ class ChainCheck:
     Source: docs/chains.md.
 
     Examples:
-      >>> ChainCheck({"w": Checked(0.25, 0.25)}).passed
-      True
+      >>> ChainCheck({"w": Checked(0.25, 0.25)}).hints
+      ()
     """
 
     rows: Mapping[str, Checked]
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        """What is wrong, a few sentences for each kind of mistake."""
-        return _summary(row.problem for row in self.rows.values())
-
-    @property
     def hints(self) -> tuple[str, ...]:
-        """What may be wrong."""
+        """What may be wrong, a few sentences for each kind of mistake."""
         return _summary(row.hint for row in self.rows.values())
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
 
     def __repr__(self) -> str:
         return f"<ChainCheck: {self}>"
 
     def __str__(self) -> str:
-        lines = [f"wrong: {problem}" for problem in self.problems]
-        lines += [f"hint: {hint}" for hint in self.hints]
         known = [r for r in self.rows.values() if r.factor is not None]
-        if self.passed:
-            line = f"{len(known)} of {len(self.rows)} parameters have updates of the "
-            line += "right size"
-            if len(known) < len(self.rows):
-                line += "; the others were not updated, or could not be measured"
-            lines.insert(0, line)
-        return "\n".join(lines)
+        line = f"{len(known)} of {len(self.rows)} parameters have updates of the "
+        line += "right size"
+        if len(known) < len(self.rows):
+            line += "; the others were not updated, or could not be measured"
+        return "\n".join([line, *(f"hint: {hint}" for hint in self.hints)])
 
 
 def check_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
@@ -161,7 +147,7 @@ add scale_by_parametrization after the transform that makes the update
     shifts = {path: shift(scale, point) for path, scale in held.items()}
     try:
         with _explained_trees():
-            rows = judge(Probe(tx, tree, leaves, shifts), rules, scales)
+            rows, problems = judge(Probe(tx, tree, leaves, shifts), rules, scales)
     except Unchecked:
         raise
     except jax.errors.JAXTypeError as error:
@@ -172,13 +158,12 @@ add scale_by_parametrization after the transform that makes the update
             f"({type(error).__name__}: {error}); pass params=... if it holds trees of "
             "masks or labels, or check the optimizer inside of it (lookahead, SAM)"
         ) from error
-    check = ChainCheck(rows)
-    if not check.passed:
-        raise ValueError("\n".join(check.problems))
-    return check
+    if lines := _summary(problems):
+        raise ValueError("\n".join(lines))
+    return ChainCheck(rows)
 
 
-def _summary(sentences: Iterator[str], most: int = 3) -> tuple[str, ...]:
+def _summary(sentences: Iterable[str], most: int = 3) -> tuple[str, ...]:
     """The first few sentences of each kind, and how many follow."""
     kinds: dict[str, list[str]] = {}
     for sentence in filter(None, sentences):

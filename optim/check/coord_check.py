@@ -6,7 +6,7 @@ import math
 import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -124,14 +124,13 @@ def coord_check(
         _check_built(axis, runs, seeds)
         sizes[axis] = tuple(s[axis] for s in settings)
         rows = _compare(runs, axis, wanted)
-        changes[axis] = {name: row.values[:, 1:] for name, row in rows.items()}
-        facts[axis] = _facts(runs, rows)
+        changes[axis] = {name: values[:, 1:] for name, (values, _) in rows.items()}
+        facts[axis] = Facts(
+            {name: values[:, 0].mean(-1) for name, (values, _) in rows.items()},
+            {name: layers for name, (_, layers) in rows.items()},
+            all(run.carried is not None for run in runs),
+        )
     return CoordCheck(sizes, changes, tolerance, facts)
-
-
-def _are_whole(sizes: Any) -> bool:
-    is_sequence = isinstance(sizes, Sequence | np.ndarray)
-    return is_sequence and all(isinstance(x, numbers.Integral) for x in sizes)
 
 
 def _check_options(steps: int, seeds: int, tolerance: float, batch: Any) -> None:
@@ -154,15 +153,15 @@ def _sweeps(
 ) -> dict[str, list[dict[str, int]]]:
     """For each swept axis, the sizes of every model to train."""
     given = {"width": widths, "depth": depths}
-    for axis, sizes in given.items():
-        if sizes is not None and not _are_whole(sizes):
-            raise ValueError(
-                f"{axis}s={sizes!r} must be whole numbers, e.g. (4, 8, 16)"
-            )
-    swept = {axis: list(s) for axis, s in given.items() if s is not None}
+    swept = {axis: s for axis, s in given.items() if s is not None}
     if not swept:
         raise ValueError("nothing to compare; pass widths=(...), depths=(...) or both")
     for axis, sizes in swept.items():
+        is_sequence = isinstance(sizes, Sequence | np.ndarray)
+        if not is_sequence or not all(isinstance(x, numbers.Integral) for x in sizes):
+            raise ValueError(
+                f"{axis}s={sizes!r} must be whole numbers, e.g. (4, 8, 16)"
+            )
         if len(set(sizes)) < 2 or min(sizes) <= 0:
             raise ValueError(
                 f"{axis}s={tuple(sizes)} must be at least two different positive sizes"
@@ -316,25 +315,18 @@ def _rms(x: jax.Array) -> jax.Array:
 # --- layers of all sizes ---
 
 
-class _Series(NamedTuple):
-    """A layer at every size.
-
-    Attributes:
-      values: initial rms and its changes, (sizes, 1 + steps, seeds).
-      layers: what the program of each size says.
-    """
-
-    values: np.ndarray
-    layers: tuple[Layer, ...]
-
-
 _Opened: TypeAlias = tuple[str, tuple[int, ...]]  # a name with "*", and its number
 
 
 def _compare(
     runs: list[_Run], axis: str, wanted: re.Pattern[str] | None
-) -> dict[str, _Series]:
-    """Match the layers of all sizes by name, and by relative depth in a stack."""
+) -> dict[str, tuple[np.ndarray, tuple[Layer, ...]]]:
+    """Match the layers of all sizes by name, and by relative depth in a stack.
+
+    Returns:
+      By layer, the initial rms and its changes, (sizes, 1 + steps, seeds), and what the
+      program of each size says.
+    """
     opened = _opening(runs) if axis == "depth" else lambda name: (name, ())
     each = [_by_depth(run, opened, wanted) for run in runs]
     names = [{label.partition("@")[0] for label in found} for found in each]
@@ -349,8 +341,7 @@ def _compare(
             values = np.stack([found[label][0] for found in each]).swapaxes(1, 2)
             # Layers that never change only reshape the input.
             if values[:, 1:].any():
-                layers = tuple(found[label][1] for found in each)
-                rows[label] = _Series(values, layers)
+                rows[label] = values, tuple(found[label][1] for found in each)
     if not rows and wanted is not None:
         raise ValueError(
             f"no layer that matches layers={wanted.pattern!r} changes in training"
@@ -414,14 +405,6 @@ def _patterns(name: str) -> list[_Opened]:
         (f"{name[: m.start()]}*{name[m.end() :]}", (int(m.group()),))
         for m in re.finditer(r"\d+", name)
     ]
-
-
-def _facts(runs: list[_Run], rows: Mapping[str, _Series]) -> Facts:
-    return Facts(
-        {name: row.values[:, 0].mean(-1) for name, row in rows.items()},
-        {name: row.layers for name, row in rows.items()},
-        all(run.carried is not None for run in runs),
-    )
 
 
 # --- the user's functions ---

@@ -56,17 +56,15 @@ class Checked:
       factor: size of the target's update, relative to the base's.
       expected: the factor that the rules give. Both are None if the update is zero,
         or its size cannot be measured.
-      problem: what is wrong, or "".
       hint: what may be wrong, or "".
 
     Examples:
-      >>> Checked(factor=0.25, expected=0.25).problem
+      >>> Checked(factor=0.25, expected=0.25).hint
       ''
     """
 
     factor: float | None = None
     expected: float | None = None
-    problem: str = ""
     hint: str = ""
 
 
@@ -74,7 +72,7 @@ def judge(
     probe: Probe,
     rules: Mapping[str, Multipliers],
     scales: Scales,
-) -> dict[str, Checked]:
+) -> tuple[dict[str, Checked], list[str]]:
     """Run a probe at base and target, and judge the updates of each parameter.
 
     Args:
@@ -82,6 +80,9 @@ def judge(
       rules: the multipliers of Adam's family by path. Adam's raw updates have size
         one, so its learning rate is the ratio that updates must have.
       scales: of the model.
+
+    Returns:
+      The results by path, and for each parameter what is wrong, or "".
     """
     # With gradients of the base's global norm, clipping by it multiplies both alike.
     norm = probe.norm(Mode.BASE) / probe.norm(Mode.TARGET)
@@ -96,7 +97,9 @@ def judge(
         rows.append(_Parameter(path, runs, acts, probe, rules[path], scales, alike))
     descends = any(row.ascent < 0 for row in rows)
     spared = any(not row.decays for row in rows)
-    return {row.path: row.checked(descends, spared) for row in rows}
+    results = {row.path: row.checked(descends, spared) for row in rows}
+    checked = {path: result for path, (result, _) in results.items()}
+    return checked, [problem for _, problem in results.values()]
 
 
 class _Parameter:
@@ -198,8 +201,8 @@ class _Parameter:
 
     # --- judgements ---
 
-    def checked(self, descends: bool, spared: bool) -> Checked:
-        """The result.
+    def checked(self, descends: bool, spared: bool) -> tuple[Checked, str]:
+        """The result, and what is wrong, or "".
 
         Args:
           descends: whether the update of any parameter lowers the loss.
@@ -207,20 +210,20 @@ class _Parameter:
         """
         both = [self.update(which, _LARGE) for which in Mode]
         if descends and self.passes_through():
-            return Checked(
-                problem=f"the update of {self.path!r} is its gradient, which raises "
-                "the loss: optax.masked passes gradients through where its mask is "
-                'False. To freeze parameters, use optax.partition({"train": tx, '
-                '"freeze": optax.set_to_zero()}, labels)'
+            return Checked(), (
+                f"the update of {self.path!r} is its gradient, which raises the loss: "
+                "optax.masked passes gradients through where its mask is False. To "
+                'freeze parameters, use optax.partition({"train": tx, "freeze": '
+                "optax.set_to_zero()}, labels)"
             )
         if not any(map(np.any, both)):
-            return Checked()  # frozen
+            return Checked(), ""  # frozen
         if not all(np.all(np.isfinite(update)) for update in both):
-            return Checked(hint="the update is not finite, and cannot be checked")
+            return Checked(hint="the update is not finite, and cannot be checked"), ""
         factor = self.factor()
         problem = next(filter(None, self.problems(factor)), "")
         hint = "" if problem else next(filter(None, self.hints(spared)), "")
-        return Checked(factor, self.rate, problem, hint)
+        return Checked(factor, self.rate, hint), problem
 
     def problems(self, factor: float | None) -> Iterator[str]:
         yield self.growing()
