@@ -81,6 +81,8 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
         ) from None
     if not finite:
         raise ValueError(f"{name}={value} must be finite")
+    if name in _SIZES and value < 1:
+        raise ValueError(f"{name}={value} must be at least 1")
     if name.endswith(_AVERAGES) and not 0 <= value < 1:
         raise ValueError(f"{name}={value} must be at least 0 and below 1")
     if name.endswith(_POSITIVE) and value < 0:
@@ -98,7 +100,9 @@ _MASKS = ("mask", "weight_decay_mask")
 _SCHEDULED = ("learning_rate", "weight_decay", "weight_decay_rate")
 _AVERAGES = ("b1", "b2", "beta", "shampoo_beta", "momentum")
 _POSITIVE = (*_SCHEDULED, "eps", "eps_root")
+_SIZES = ("precondition_frequency", "block_size")
 _NUMBERS = (
+    *_SIZES,
     *_POSITIVE,
     *_AVERAGES,
     "clipping_threshold",

@@ -221,8 +221,6 @@ def scale_by_kronecker(
     def init(params: optax.Params) -> KroneckerState:
         def zeros(part: Callable[[jax.Array], jax.Array]) -> Any:
             def zero(path: str, x: jax.Array) -> jax.Array:
-                if path not in scales:  # a placeholder of optax.tree.map_params
-                    return x
                 made = jax.eval_shape(lambda x: part(blocked(path, x)), x)
                 if made.shape == x.shape:  # takes over the sharding
                     return jnp.zeros_like(x, made.dtype)
@@ -231,13 +229,8 @@ def scale_by_kronecker(
             return map_with_paths(zero, params)
 
         def identities(squares: Any) -> Any:
-            return map_with_paths(
-                lambda path, x: (
-                    x + jnp.eye(x.shape[1], dtype=x.dtype)[None]
-                    if path in scales
-                    else x
-                ),
-                squares,
+            return jax.tree.map(
+                lambda x: x + jnp.eye(x.shape[1], dtype=x.dtype)[None], squares
             )
 
         squares = [zeros(part) for part in (_left, _right)]
@@ -361,8 +354,6 @@ def keep_norms(scales: Scales) -> Transform:
     point = resolve(scales)
 
     def radius(path: str, weight: jax.Array) -> jax.Array:
-        if path not in scales:  # a placeholder of optax.tree.map_params
-            return weight
         x, scale = _matrices(scales, path, weight), scales[path]
         fan_in = math.prod(scale.base_shape[a] for a in scale.in_axes)
         usual = (math.prod(x.shape[1:]) / fan_in) ** 0.5

@@ -422,10 +422,6 @@ def _normalized(
     **options: Any,
 ) -> Maker:
     """SOAP or Shampoo with spectral normalization; see `scale_by_kronecker`."""
-    sizes = {"precondition_frequency": frequency, "block_size": block_size}
-    for key, size in sizes.items():
-        if size is not None and size < 1:
-            raise ValueError(f"{key}={size} must be at least 1")
 
     def make(scales: Scales) -> Transform:
         memories = {key: scales.training.beta(beta) for key, beta in betas.items()}
