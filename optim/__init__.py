@@ -6,7 +6,6 @@ parametrization (by name) gives the rules, and an optimizer (`adam`, `adamw`, `s
 prints the whole setup before training.
 """
 
-from .apply.chain_warning import ChainWarning
 from .apply.groups import for_modules
 from .apply.init import apply_multipliers, rescale_init
 from .apply.matrix_optimizers import adam_h, muon, muon_h, scion, shampoo, soap
@@ -42,7 +41,7 @@ from .rules.roles import ParamScale, Role, param_scale
 from .rules.traced import Traced
 from .rules.training import TrainingScale
 from .scales.declare import Declarations, declare
-from .scales.table import Scales
+from .scales.table import ChainWarning, Scales
 
 __all__ = [
     "ChainCheck",

@@ -149,21 +149,6 @@ def test_sizes_of_the_s_family_are_the_documents(row, s):
 
 
 @pytest.mark.parametrize("s", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("role", ["input", "hidden", "output", "vector"])
-def test_growing_all_widths_together_gives_the_designs_exponents(role, s):
-    exponents = {
-        "input": (0, (s - 1) / 2, -(1 + s) / 2),
-        "hidden": (-1 / 2, (s - 3) / 2, -(1 + s) / 2),
-        "output": (-(1 + s) / 2, -1, 0),
-        "vector": (0, (s - 1) / 2, -(1 + s) / 2),
-    }[role]
-    scale = scale_of(role, m_in=8.0, m_out=8.0, m_last=8.0)
-    sizes = optim.parametrization("meta_principled", s=s).rows[scale.role]
-    for powers, exponent in zip(sizes, exponents, strict=True):
-        assert math.log(powers.of(scale), 8) == pytest.approx(exponent)
-
-
-@pytest.mark.parametrize("s", [0.0, 0.3, 1.0])
 def test_growing_all_widths_together_gives_yaidas_rates(s):
     """Yaida eqs. 3.16-3.20, with every hidden width n: init variance and SGD's rate."""
     n = 8.0

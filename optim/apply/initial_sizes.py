@@ -14,8 +14,7 @@ from ..rules.multipliers import RECIPES, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale, Role
 from ..scales.paths import flatten, float_leaves
-from ..scales.table import Scales
-from .chain_warning import ChainWarning
+from ..scales.table import ChainWarning, Scales
 
 # Arrays that `rescale_init` returned and that still exist, by id.
 _rescaled: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

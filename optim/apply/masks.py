@@ -9,8 +9,7 @@ import numpy as np
 import optax
 
 from ..scales.paths import flatten, map_with_paths
-from ..scales.table import Scales, stacked_vectors
-from .chain_warning import ChainWarning
+from ..scales.table import ChainWarning, Scales, stacked_vectors
 
 # A mask as in Optax, or "matrices" for the weights with a fan-in; see `decay_mask`.
 Mask = Any | Callable[[optax.Params], Any] | None

@@ -17,8 +17,7 @@ from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import Role
 from ..scales.paths import map_with_paths
 from ..scales.probe import Acting, Kind, mode
-from ..scales.table import Scales, check_depth, check_scales
-from .chain_warning import ChainWarning
+from ..scales.table import ChainWarning, Scales, check_depth, check_scales
 from .initial_sizes import warn_of_readouts, warn_of_small
 
 

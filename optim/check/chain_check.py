@@ -15,13 +15,12 @@ from typing import Any
 import jax
 import optax
 
-from ..apply.chain_warning import ChainWarning
 from ..apply.transforms import resolve
 from ..rules.multipliers import multipliers, shift
 from ..rules.traced import Traced
 from ..scales.paths import flatten, nested
 from ..scales.probe import mode
-from ..scales.table import Scales
+from ..scales.table import ChainWarning, Scales
 from .judging import Checked, judge
 from .probing import (
     Leaf,

@@ -17,6 +17,16 @@ from .paths import flatten
 from .probe import mode
 
 
+class ChainWarning(UserWarning):
+    """Warning: this chain trains, but its optimal learning rate may move with size.
+
+    Examples:
+      >>> import warnings
+      >>> warnings.simplefilter("error", ChainWarning)  # to make it an error
+      >>> warnings.simplefilter("default", ChainWarning)
+    """
+
+
 class Scales(Mapping[str, ParamScale]):
     """The scales of all parameters of a model: a mapping from path to `ParamScale`.
 
@@ -321,6 +331,7 @@ def _warn_of_missing_blocks(scales: Iterable[str], held: Collection[str]) -> Non
             f"the scales hold {missing[0]!r}, and the last block of the parameters is "
             f"'{block[1]}{last[block[1]]}': make the scales again with this model as "
             "the target. If a filter freezes the last blocks, ignore this",
+            ChainWarning,
             stacklevel=4,
         )
 
