@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from programs import (  # noqa: F401
+    composed,
     convolutional,
     current,
     generative,
@@ -63,6 +64,7 @@ def test_a_program_says_what_its_parameters_do(row):
             wrong[path] = (scale.role.value, *found, scale.origin)
     assert not wrong
     assert scales.depth == (3.0 if row.deep else 1.0)
+    assert scales.parametrization.name.startswith(row.point)
 
 
 def network(width, depth, *, attention=None, mlp=None, end=lambda y: y, at=None):

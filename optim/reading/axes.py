@@ -314,7 +314,9 @@ class Axes:
             moved = self._moved(node, [labels if x else () for x in at])
             self._pending[node.id] = moved, product
             moved = self._moved(node, [marked if x else () for x in at])
-            self._spread[node.id] = frozenset(a for a, x in enumerate(moved) if x)
+            new = node.op in ("broadcast_in_dim", "reshape")
+            own = self._spread.get(node.id, frozenset()) if new else frozenset()
+            self._spread[node.id] = own | {a for a, x in enumerate(moved) if x}
             return True
         for source in waiting:
             self._settle(source)
@@ -367,7 +369,7 @@ class Axes:
             spread |= {a for i, a in enumerate(kept) if old[i] != node.shape[a]}
         elif node.op == "reshape" and node.operands[0].data:
             spread = {a for a, size in enumerate(node.shape) if size == 1}
-        elif len(node.operands) == 1:
+        elif len(node.operands) == 1 or _is_constant_factor(node):
             spread = set(self._spread.get(node.operands[0].id, ()))
         if any(joined):
             self._results[node.id] = joined

@@ -671,7 +671,8 @@ class Branches:
         return [
             node
             for node in (self._program.nodes[i] for i in sorted(inside))
-            if node.op in PRODUCTS and any(x.weight for x in node.operands)
+            if node.id in self._products
+            or (node.op in PRODUCTS and any(x.weight for x in node.operands))
         ]
 
     def _made(

@@ -201,9 +201,8 @@ class Segmented(Program):
 def is_whole(node: Node, axis: int) -> bool:
     """Whether a value was not split, e.g. a stream to which a join is added."""
     node = node.operands[0] if node.op == "mul" else node
-    return (
-        node.data and node.op not in ("concatenate", "input") and node.shape[axis] > 1
-    )
+    joined = node.op == "concatenate" and node.params["dimension"] == axis
+    return node.data and node.op != "input" and not joined and node.shape[axis] > 1
 
 
 def _params_of_part(call: Node, index: Index, size: int) -> dict[str, Any]:

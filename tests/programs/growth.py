@@ -78,25 +78,6 @@ def sequence_equal_to_the_width_of_the_target(n):
     return p, (tokens(2, 32),), call
 
 
-@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
-def nested_scan_over_groups_of_layers(n, L):
-    p = zeros(**ends(n), u=(L // 2, 2, n, n), d=(L // 2, 2, n, n))
-
-    def call(p, x):
-        def layer(x, w):
-            return x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"], None
-
-        def group(x, w):
-            return lax.scan(layer, x, w)[0], None
-
-        return (
-            lax.scan(jax.checkpoint(group), x @ p["in"], {"u": p["u"], "d": p["d"]})[0]
-            @ p["out"]
-        )
-
-    return p, X, call
-
-
 @program({**ENDS, r"(s|r/\d)/u": "Hb", r"(s|r/\d)/d": "He"}, deep=True)
 def scanned_layers_and_a_remainder(n, L):
     p = {

@@ -7,34 +7,6 @@ from .kit import floats, program, tokens, zeros
 from .plain import S, T, X, attention, norm
 
 
-@program({"in": "I", "out": "O", r"\w+/\d+/c?[qkv]|.*up": "Hb", r"\w+/\d+/(c?o|down)": "He"}, deep=True)  # fmt: skip
-def encoder_and_decoder(n, L):
-    enc = dict(q=(n, n), k=(n, n), v=(n, n), o=(n, n), up=(n, n), down=(n, n))
-    cross = dict(cq=(n, n), ck=(n, n), cv=(n, n), co=(n, n))
-    p = {"in": jnp.zeros((7, n)), "out": jnp.zeros((n, 7))}
-    p |= {"enc": [zeros(**enc) for _ in range(L)]}
-    p |= {"dec": [zeros(**enc, **cross) for _ in range(L)]}
-
-    def mlp(w, x):
-        return jax.nn.relu(norm(x) @ w["up"]) @ w["down"]
-
-    def call(p, x, y):
-        x, y = p["in"][x], p["in"][y]
-        for w in p["enc"]:
-            h = norm(x)
-            x = x + attention(h @ w["q"], h @ w["k"], h @ w["v"], 1 / n) @ w["o"]
-            x = x + mlp(w, x)
-        for w in p["dec"]:
-            h = norm(y)
-            y = y + attention(h @ w["q"], h @ w["k"], h @ w["v"], 1 / n) @ w["o"]
-            h = norm(y)
-            y = y + attention(h @ w["cq"], x @ w["ck"], x @ w["cv"], 1 / n) @ w["co"]
-            y = y + mlp(w, y)
-        return norm(y) @ p["out"]
-
-    return p, (tokens(2, 6), tokens(2, 4)), call
-
-
 @program(
     {
         "in": "I",
@@ -206,17 +178,6 @@ def graph_attention(n):
         return jax.nn.softmax(scores) @ h @ p["out"]
 
     return p, X, call
-
-
-@program({"in": "I", "g": "V", "w": "H", "b": "V", "out": "O"})
-def gains_as_one_plus_g_under_remat(n):
-    p = {"in": jnp.zeros((5, n)), **zeros(g=(n,), w=(n, n), b=(n,), out=(n, 3))}
-
-    @jax.checkpoint
-    def layer(p, x):
-        return jnp.tanh(norm(x) * (1 + p["g"]) @ p["w"] + p["b"])
-
-    return p, X, lambda p, x: layer(p, x @ p["in"]) @ p["out"]
 
 
 @program({"in": "I", "rel": "F", "q|k|v": "H", "out": "O"})

@@ -38,6 +38,7 @@ class Program:
     deep: bool
     carries: dict[str, float]
     asks: str
+    point: str = ""  # the name of the parametrization, where the table says it
 
     def models(self, **remedy: bool) -> tuple[Any, Any, tuple[Any, ...], Any]:
         """Base, target, inputs, and `call`."""

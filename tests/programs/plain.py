@@ -40,12 +40,6 @@ def mlp_as_a_list_of_pairs(n):
     return p, X, call
 
 
-@program({"a": "I", "b": "H", "c": "O"})
-def kernels_out_in(n):
-    p = zeros(a=(n, 5), b=(n, n), c=(3, n))
-    return p, X, lambda p, x: jnp.tanh(jnp.tanh(x @ p["a"].T) @ p["b"].T) @ p["c"].T
-
-
 @program({"w": "I", "v": "O"})
 def one_output_as_a_vector(n):
     p = zeros(w=(5, n), v=(n,))
@@ -62,12 +56,6 @@ def learned_pooling_query(n):
         return jnp.einsum("bt,btd->bd", weights, h) @ p["out"]
 
     return p, S, call
-
-
-@program({"e": "I", "h": "H", "o": "O"})
-def one_hot_embedding(n):
-    p = zeros(e=(7, n), h=(n, n), o=(n, 7))
-    return p, T, lambda p, x: jnp.tanh(jax.nn.one_hot(x, 7) @ p["e"]) @ p["h"] @ p["o"]
 
 
 @program({"k": "I", "out": "O", "w": "H", "b": "V"})
@@ -100,79 +88,6 @@ def fused_qkv_scanned(n, L):
     return p, S, call
 
 
-@program(
-    {"in": "I", "out": "O", r"b/\d+/(q|k|v|up|gate)": "Hb", r"b/\d+/(o|down)": "He"},
-    deep=True,
-)
-def llama_block_unrolled(n, L):
-    block = dict(q=(n, n), k=(n, n // 2), v=(n, n // 2), o=(n, n), up=(n, 4 * n), gate=(n, 4 * n), down=(4 * n, n))  # fmt: skip
-    p = {"in": jnp.zeros((7, n)), "out": jnp.zeros((n, 7)), "b": [zeros(**block) for _ in range(L)]}  # fmt: skip
-
-    def call(p, x):
-        x = p["in"][x]
-        b, t, _ = x.shape
-        h = n // 4
-        for w in p["b"]:
-            y = norm(x)
-            q = (y @ w["q"]).reshape(b, t, h, 4).transpose(0, 2, 1, 3)
-            k = (y @ w["k"]).reshape(b, t, h // 2, 4).transpose(0, 2, 1, 3)
-            v = (y @ w["v"]).reshape(b, t, h // 2, 4).transpose(0, 2, 1, 3)
-            k, v = (jnp.repeat(z, 2, axis=1) for z in (k, v))
-            a = attention(q, k, v, 0.5).transpose(0, 2, 1, 3).reshape(b, t, n)
-            x = x + a @ w["o"]
-            y = norm(x)
-            x = x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
-        return norm(x) @ p["out"]
-
-    return p, T, call
-
-
-@program(
-    {"in": "I", "out": "O", r"b/\d+/(q|k|v|up)": "Hb", r"b/\d+/(o|down)": "He"},
-    deep=True,
-)
-def parallel_attention_and_mlp(n, L):
-    block = dict(q=(n, n), k=(n, n), v=(n, n), o=(n, n), up=(n, n), down=(n, n))
-    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3)), "b": [zeros(**block) for _ in range(L)]}  # fmt: skip
-
-    def call(p, x):
-        x = x @ p["in"]
-        for w in p["b"]:
-            y = norm(x)
-            a = attention(y @ w["q"], y @ w["k"], y @ w["v"], 1 / n) @ w["o"]
-            x = x + a + jax.nn.gelu(y @ w["up"]) @ w["down"]
-        return x @ p["out"]
-
-    return p, S, call
-
-
-@program({"in": "I", "out": "O", r"b/\d+/w": "Hb", r"b/\d+/g": "Ve"}, deep=True)
-def post_norm_blocks(n, L):
-    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3)), "b": [zeros(w=(n, n), g=(n,)) for _ in range(L)]}  # fmt: skip
-
-    def call(p, x):
-        x = x @ p["in"]
-        for w in p["b"]:
-            x = x + norm(jax.nn.relu(x @ w["w"]), w["g"])
-        return x @ p["out"]
-
-    return p, X, call
-
-
-@program({"in": "I", "out": "O", "router": "O", "up": "H", "down": "H"})
-def mixture_of_experts_stacked(n):
-    p = {"in": jnp.zeros((5, n)), **zeros(router=(n, 8), up=(8, n, 2 * n), down=(8, 2 * n, n), out=(n, 3))}  # fmt: skip
-
-    def call(p, x):
-        x = x @ p["in"]
-        gates = jax.nn.softmax(x @ p["router"])
-        h = jax.nn.relu(jnp.einsum("td,edf->tef", x, p["up"]))
-        y = jnp.einsum("tef,efd->ted", h, p["down"])
-        return jnp.einsum("te,ted->td", gates, y) @ p["out"]
-
-    return p, X, call
-
-
 @program({"in": "I", "out": "O", "router": "O", "up": "H", "down": "H"})
 def experts_by_ragged_dot(n):
     p = {"in": jnp.zeros((5, n)), **zeros(router=(n, 8), up=(8, n, 2 * n), down=(8, 2 * n, n), out=(n, 3))}  # fmt: skip
@@ -197,17 +112,6 @@ def one_expert_of_each_token(n):
         h = x @ p["in"]
         chosen = p["up"][jnp.argmax(h, -1)]  # as many experts as units
         return jnp.einsum("td,tdf->tf", h, chosen) @ p["out"]
-
-    return p, X, call
-
-
-@program({"in": "I", "out": "O", "a": "O", "b": "I", "w": "H"})
-def lora(n):
-    p = {"in": jnp.zeros((5, n)), **zeros(w=(n, n), a=(n, 2), b=(2, n), out=(n, 3))}
-
-    def call(p, x):
-        x = x @ p["in"]
-        return (x @ p["w"] + (x @ p["a"]) @ p["b"]) @ p["out"]
 
     return p, X, call
 
@@ -315,18 +219,6 @@ def perceiver_latents(n):
         lat = jnp.broadcast_to(p["lat"], (x.shape[0], 4, n))
         lat = lat + attention(norm(lat) @ p["q"], x @ p["k"], x @ p["v"], 1 / n)
         return lat.mean(1) @ p["out"]
-
-    return p, S, call
-
-
-@program({"in": "I", "w1": "O", "w2": "I", "out": "O"})
-def squeeze_and_excite(n):
-    p = {"in": jnp.zeros((5, n)), **zeros(w1=(n, 2), w2=(2, n), out=(n, 3))}
-
-    def call(p, x):
-        x = jax.nn.relu(x @ p["in"])
-        gate = jax.nn.sigmoid(jax.nn.relu(x.mean(1) @ p["w1"]) @ p["w2"])
-        return (x * gate[:, None]).mean(1) @ p["out"]
 
     return p, S, call
 

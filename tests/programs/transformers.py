@@ -31,42 +31,6 @@ def rope(x):
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 
 
-@program({**ENDS, r"b/\d/q": "Hb", r"b/\d/(k|v)": "Ob", r"b/\d/o": "He"}, deep=True)
-def multi_query_attention(n, L):
-    p = zeros(**{"in": (7, n), "out": (n, 7)})
-    p |= {"b": layers(L, q=(n, n), k=(n, 4), v=(n, 4), o=(n, n))}
-
-    def call(p, x):
-        x = p["in"][x]
-        for w in p["b"]:
-            y = norm(x)
-            q = heads(y @ w["q"], 4)
-            k, v = (y @ w["k"])[:, None], (y @ w["v"])[:, None]
-            x = x + flat(attention(q, k, v, 0.5)) @ w["o"]
-        return norm(x) @ p["out"]
-
-    return p, T, call
-
-
-@program({**ENDS, "b/(q|k|v)": "Hb", "b/o": "He", "b/n": "Vb"}, deep=True, carries={"b/q": 0.5})  # fmt: skip
-def rotary_positions_with_growing_heads_scanned(n, L):
-    p = zeros(**{"in": (7, n), "out": (n, 7)})
-    p |= {"b": zeros(q=(L, n, n), k=(L, n, n), v=(L, n, n), o=(L, n, n), n=(L, n))}
-
-    def block(x, w):
-        y = norm(x, w["n"])
-        q, k, v = (heads(y @ w[name], x.shape[-1] // 2) for name in "qkv")
-        q, k = rope(q), rope(k)
-        a = attention(q, k, v, q.shape[-1] ** -0.5)
-        return x + flat(a) @ w["o"], None
-
-    def call(p, x):
-        x, _ = jax.lax.scan(jax.checkpoint(block), p["in"][x], p["b"])
-        return norm(x) @ p["out"]
-
-    return p, T, call
-
-
 @program({**ENDS, "(k|v)": "Ib", "q|o": "Hb"}, carries={"q": 0.5})
 def cross_attention_to_a_fixed_context(n):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(6, n), v=(6, n), o=(n, n))
@@ -264,28 +228,6 @@ def performer_with_random_features(n):
         return flat(y) @ p["wo"] @ p["out"]
 
     return p, S, call
-
-
-@program({**ENDS, r"b/\d/(q|k|v|up)": "Hb", r"b/\d/(qn|kn)": "Vb", r"b/\d/(o|down)": "Hb", r"b/\d/(an|mn)": "Ve", "soft": "F"}, deep=True, carries={r"b/\d/qn": 0.5})  # fmt: skip
-def gemma_like_with_query_norms_and_sandwich_norms(n, L):
-    p = zeros(**{"in": (7, n), "out": (n, 7)}, soft=())
-    p |= {"b": layers(L, q=(n, n), k=(n, n), v=(n, n), o=(n, n), qn=(n // 2,), kn=(n // 2,), an=(n,), mn=(n,), up=(n, n), down=(n, n))}  # fmt: skip
-
-    def rms(x, g):
-        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * g
-
-    def call(p, x):
-        x = p["in"][x]
-        for w in p["b"]:
-            y = norm(x)
-            q, k, v = (heads(y @ w[name], n // 2) for name in "qkv")
-            q, k = rope(rms(q, w["qn"])), rope(rms(k, w["kn"]))
-            a = attention(q, k, v, (n // 2) ** -0.5)
-            x = x + norm(flat(a) @ w["o"], w["an"])
-            x = x + norm(jax.nn.gelu(norm(x) @ w["up"]) @ w["down"], w["mn"])
-        return 30 * jnp.tanh(norm(x) @ p["out"] / 30) * p["soft"]
-
-    return p, T, call
 
 
 @program({**ENDS, r"b/\d/w_in": "Hb", r"b/\d/w_out": "He", r"b/\d/g": "Vb"}, deep=True)
