@@ -40,6 +40,7 @@ from mupax import optim, zoo
 from mupax.zoo import registry
 
 
+@pytest.mark.filterwarnings("ignore:the forward pass does not call the layers")
 @pytest.mark.parametrize("row", kit.ALL, ids=lambda row: row.name)
 def test_a_program_says_what_its_parameters_do(row):
     base, target, inputs, call = row.models()
@@ -261,6 +262,23 @@ def test_an_average_of_stream_and_branch_must_not_forget_its_first_layers(power,
             read(run(8), run(2))
     else:
         assert not any(s.ends_branch for s in read(run(8), run(2)).values())
+
+
+def test_a_readout_that_the_call_leaves_out_is_a_warning_whose_remedy_works():
+    class Net(nnx.Module):
+        def __init__(self, width):
+            self.width = width
+            self.embed = nnx.Linear(5, width, rngs=nnx.Rngs(0))
+            self.head = nnx.Linear(width, 3, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return nnx.relu(self.embed(x))
+
+    base, target = (functools.partial(Net, width) for width in (8, 32))
+    with pytest.warns(UserWarning, match=r"'head/kernel'\..* pass call=lambda"):
+        assert read(target, base)["head/kernel"].carried == 1
+    scales = read(target, base, call=lambda m, x: m.head(m(x)) / m.width)
+    assert scales["head/kernel"].carried == 4
 
 
 def test_a_stack_of_convolutions_that_the_call_leaves_out_is_a_question():

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import warnings
 from collections import Counter
 from collections.abc import (
     Callable,
@@ -290,6 +291,7 @@ class Comparison:
             point = self._follow_branches(counted, point)
         if own is None:
             self._follow_readouts(self._follow_sums(point))
+        self._warn_of_uncalled()
         last = self._last_width()
         found = {
             path: dataclasses.replace(
@@ -401,6 +403,27 @@ class Comparison:
             )
             + f"declare the axes: {remedy(shapes)}"
         )
+
+    def _warn_of_uncalled(self) -> None:
+        """Warn of kernels whose layer's class says what they do, and no more.
+
+        A loss may multiply what such a layer makes, e.g. by 1 / width.
+        """
+        roles = self.large.roles
+        paths = [
+            path
+            for path, scale in self._found.items()
+            if (role := roles[path]) and role.uncalled and scale.in_axes
+            if scale.role is not Role.FIXED
+        ]
+        if paths:
+            warnings.warn(
+                f"the forward pass does not call the layers of {some(paths)}. Their "
+                "classes say what they sum over, but a constant that other code puts "
+                "on their results, e.g. 1 / width in a loss, is not seen: pass "
+                "call=lambda model, *inputs: ... that calls them, too",
+                stacklevel=4,
+            )
 
     def _last_width(self) -> float:
         """Ratio of the last hidden layer's width: the fan-in of the last readout."""
