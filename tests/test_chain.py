@@ -316,9 +316,7 @@ RIGHT = {
     "after signs": lambda chain: chain(optax.scale_by_sign(), scale(), RATE),
     "lamb, by hand": lambda chain: chain(normalize(), ADAM, TRUST, scale("lamb"), RATE),
     "muon, by hand": lambda chain: chain(muon(), scale("spectral"), RATE),
-    "in pieces": lambda chain: chain(
-        optax.chain(normalize(), ADAM), optax.chain(scale(), RATE)
-    ),
+    "in pieces": lambda chain: chain(chain(normalize(), ADAM, scale()), chain(RATE)),
     "clipped": lambda chain: chain(optax.clip_by_global_norm(1.0), adamw()),
     "entries clipped after normalizing": lambda chain: chain(
         normalize(), optax.clip(1.0), ADAM, scale(), RATE

@@ -7,6 +7,7 @@ must have. This holds for any optimizer, however it is wrapped.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -177,6 +178,9 @@ def _summary(sentences: Iterable[str], most: int = 3) -> tuple[str, ...]:
 
 # --- optim.chain ---
 
+# Set while a chain initializes those inside of it, which it has checked.
+_inside = contextvars.ContextVar("inside", default=False)
+
 
 def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
     """`optax.chain` whose first `init` runs it as `check_chain` does.
@@ -230,11 +234,15 @@ scale_by_parametrization
 
     def init(params: optax.Params) -> optax.OptState:
         structure = jax.tree.structure(params)
-        if mode() is None and structure not in checked:
+        if not _inside.get() and mode() is None and structure not in checked:
             with _explained_trees():
                 _check_running(plain, params)
             checked.add(structure)
-        return plain.init(params)
+        outer = _inside.set(True)
+        try:
+            return plain.init(params)
+        finally:
+            _inside.reset(outer)
 
     def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
         with _explained_trees():
