@@ -30,7 +30,6 @@ RANGES = {
     "adam_b2": _DECAY,
     "adam_weight_decay": _SIZE,
     "shampoo_beta": _DECAY,
-    "partner_weight_decay": _SIZE,
 }
 
 

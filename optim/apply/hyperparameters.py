@@ -36,8 +36,7 @@ def checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimiz
         except TypeError:
             return build(*args, **options)  # raises it with the optimizer's name
         for name, value in given.items():
-            own = name.removeprefix("adam_").removeprefix("partner_")
-            if own.removeprefix("sign_") in _NUMBERS:
+            if name.removeprefix("adam_") in _NUMBERS:
                 kinds = get_args(signature.parameters[name].annotation)
                 _check(name, value, optional=type(None) in kinds)
         check_scales(given["scales"])

@@ -161,11 +161,6 @@ def _partner(partner: Partner, learning_rate: optax.ScalarOrSchedule) -> Maker:
     )
 
 
-def _shared(mask: Mask) -> Mask:
-    """The mask of the partner: trees and functions are those of the matrices alone."""
-    return mask if isinstance(mask, str) else None
-
-
 @checked
 def muon(
     learning_rate: optax.ScalarOrSchedule,
@@ -212,9 +207,11 @@ def muon(
       partner: what trains all other parameters: "adamw", "lion", or a function of a
         learning rate and scales, e.g. `optim.adam`, or for a transform of your own
         `functools.partial(optim.build_optimizer, precondition=optax.scale_by_rms(),
-        family="adam")`. It gets those of the arguments `adam_...` that it takes and
-        that `functools.partial` does not fix. Under `optax.inject_hyperparams`, which
-        calls functions as schedules, name it in `static_args`.
+        family="adam")`; for a rate or decay of its own, e.g. `lambda _, scales:
+        optim.adamw(1e-3, scales, weight_decay=0.1)`. It gets those of the arguments
+        `adam_...` that it takes and that `functools.partial` does not fix. Under
+        `optax.inject_hyperparams`, which calls functions as schedules, name it in
+        `static_args`.
       per_head: orthogonalize each head of attention by itself. `infer_scales` reads
         heads from the program, or from an axis that is declared as `heads`. In an axis
         of heads and their entries, one head follows the other.
@@ -252,6 +249,8 @@ def muon(
             preconditioning=preconditioning,
         )
 
+    # Trees and functions are those of the matrices alone.
+    shared = weight_decay_mask if isinstance(weight_decay_mask, str) else None
     return _beside(
         "muon",
         learning_rate,
@@ -260,7 +259,7 @@ def muon(
         Partner(
             partner,
             adam_learning_rate,
-            (adam_weight_decay, _shared(weight_decay_mask)),
+            (adam_weight_decay, shared),
             {
                 "b1": adam_b1,
                 "b2": adam_b2,
@@ -291,8 +290,6 @@ def soap(
     precondition_frequency: int = 10,
     block_size: int | None = None,
     partner: str | Callable[..., Optimizer] = "adamw",
-    partner_learning_rate: optax.ScalarOrSchedule | None = None,
-    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -318,9 +315,7 @@ def soap(
       block_size: largest size of the blocks that are preconditioned one by one, as the
         largest divisor of each side; None for whole matrices.
       partner, per_head, split_fused: as in `muon`; AdamW and Lion beside it have their
-        own betas and eps.
-      partner_learning_rate, partner_weight_decay: of the partner; None for
-        `learning_rate`.
+        own betas and eps, and no weight decay.
 
     Raises:
       ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
@@ -350,7 +345,7 @@ def soap(
         learning_rate,
         scales,
         precondition,
-        Partner(partner, partner_learning_rate, (partner_weight_decay, _shared(mask))),
+        Partner(partner),
         (per_head, split_fused),
         (weight_decay, mask),
     )
@@ -370,8 +365,6 @@ def shampoo(
     precondition_frequency: int = 10,
     block_size: int | None = None,
     partner: str | Callable[..., Optimizer] = "adamw",
-    partner_learning_rate: optax.ScalarOrSchedule | None = None,
-    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -408,7 +401,7 @@ def shampoo(
         learning_rate,
         scales,
         precondition,
-        Partner(partner, partner_learning_rate, (partner_weight_decay, _shared(mask))),
+        Partner(partner),
         (per_head, split_fused),
         (weight_decay, mask),
     )
@@ -452,7 +445,6 @@ def scion(
     ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
     ns_steps: int = 5,
     eps: float = 1e-8,
-    sign_learning_rate: optax.ScalarOrSchedule | None = None,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -461,8 +453,8 @@ def scion(
     The average of gradients becomes (fan_out/fan_in)^½ U Vᵀ for hidden matrices, and
     its sign for all other parameters, times 1/m_in for readouts. In these norms the
     learning rate is the same at every width (with `per_head`: if the number of heads
-    stays). The paper's radii are learning rates of groups (`for_modules`, or
-    `sign_learning_rate`); constrained Scion has the weight decay 1/radius.
+    stays). The paper's radii are learning rates of groups (`for_modules`);
+    constrained Scion has the weight decay 1/radius.
 
     Args:
       learning_rate: that of the base model, a number or a schedule.
@@ -470,7 +462,6 @@ def scion(
       b1: memory of the average of gradients, 1 - α of the paper.
       weight_decay, mask: as in `adamw`.
       mu_dtype, ns_coeffs, ns_steps, eps: as in `muon`.
-      sign_learning_rate: of all parameters but hidden matrices; None for the same.
       per_head, split_fused: as in `muon`.
 
     Raises:
@@ -506,7 +497,7 @@ def scion(
         learning_rate,
         scales,
         precondition,
-        Partner(sign, sign_learning_rate, (weight_decay, mask)),
+        Partner(sign, decay=(weight_decay, mask)),
         (per_head, split_fused),
         (weight_decay, mask),
     )
@@ -523,8 +514,6 @@ def adam_h(
     mu_dtype: Any | None = None,
     *,
     partner: str | Callable[..., Optimizer] = "adamw",
-    partner_learning_rate: optax.ScalarOrSchedule | None = None,
-    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -547,7 +536,6 @@ def adam_h(
       b1, b2, eps, eps_root, mu_dtype: as in `adam`.
       partner, per_head, split_fused: as in `muon`; the partner gets b1, b2, eps and
         mu_dtype too, where it takes them.
-      partner_learning_rate, partner_weight_decay: as in `soap`.
 
     Raises:
       ValueError: as `muon`.
@@ -579,9 +567,7 @@ def adam_h(
         precondition,
         Partner(
             partner,
-            partner_learning_rate,
-            (partner_weight_decay, None),
-            {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype},
+            options={"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype},
         ),
         (per_head, split_fused),
         on_sphere=True,
@@ -600,8 +586,6 @@ def muon_h(
     ns_steps: int = 5,
     nesterov: bool = True,
     partner: str | Callable[..., Optimizer] = "adamw",
-    partner_learning_rate: optax.ScalarOrSchedule | None = None,
-    partner_weight_decay: optax.ScalarOrSchedule = 0.0,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -646,7 +630,7 @@ def muon_h(
         learning_rate,
         scales,
         precondition,
-        Partner(partner, partner_learning_rate, (partner_weight_decay, None)),
+        Partner(partner),
         (per_head, split_fused),
         on_sphere=True,
     )
