@@ -776,33 +776,56 @@ def test_a_sum_is_the_same_after_python_has_specialized_its_code():
     assert {scale.width_in for scales in every for scale in scales.values()} == {3.0}
 
 
+def mean_square(results):
+    return sum(jnp.square(x - 1.0).mean() for x in jax.tree.leaves(results))
+
+
+def with_gradients(run):
+    return lambda p, *x: jax.value_and_grad(lambda p: mean_square(run(p, *x)))(p)
+
+
+def on_two_batches(run):
+    return lambda p, *x: (
+        mean_square(run(p, *x)) + mean_square(run(p, *(jnp.flip(y, 0) for y in x)))
+    )
+
+
+def on_many_batches(run):
+    return lambda p, *x: jax.vmap(run, (None, *[0] * len(x)))(p, *x)
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("wrap", "name"),
     [
-        "fused_qkv_scanned",
-        "nfnet_with_scaled_weight_standardization",
-        "wavenet_in_a_scan",
-        "cross_attention_to_a_fixed_context",
-        "mixture_of_depths",
-        "stylegan_with_modulated_convolutions",
+        (with_gradients, "fused_qkv_scanned"),
+        (with_gradients, "nfnet_with_scaled_weight_standardization"),
+        (with_gradients, "wavenet_in_a_scan"),
+        (with_gradients, "mixture_of_depths"),
+        (with_gradients, "stylegan_with_modulated_convolutions"),
+        (on_two_batches, "recurrent_depth_with_an_adapter"),
+        (on_two_batches, "conditioned_unet_of_residual_blocks"),
+        (on_two_batches, "bert_with_post_norm_and_tied_decoder"),
+        (on_two_batches, "attention_divided_by_the_number_of_the_layer"),
+        (on_two_batches, "differential_attention_with_a_constant_of_each_layer"),
+        (on_many_batches, "bayesian_layer_with_sampled_weights"),
+        (on_many_batches, "fast_weights_after_an_inner_step"),
     ],
 )
-def test_gradients_beside_a_loss_change_nothing(name):
-    """A training step will do as `call`."""
+def test_how_a_loss_calls_the_model_changes_nothing(wrap, name):
     row = next(row for row in kit.ALL if row.name == name)
     base, target, inputs, _ = row.models()
-    found = []
-    for wrap in (lambda f: f, jax.value_and_grad):
-
-        def step(model, *inputs, run, wrap=wrap):
-            def loss(params):
-                results = jax.tree.leaves(run(params, *inputs))
-                return sum(jnp.square(x - 1.0).mean() for x in results)
-
-            return wrap(loss)(model)
-
-        models = [(functools.partial(step, run=f), p) for f, p in (base, target)]
-        with jax.numpy_rank_promotion("allow"):
-            scales = optim.infer_scales(*models, inputs=inputs)
-        found.append([dataclasses.replace(s, origin="") for s in scales.values()])
-    assert found[0] == found[1]
+    more = inputs
+    if wrap is on_many_batches:
+        more = [jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in inputs]
+    with jax.numpy_rank_promotion("allow"):
+        plain = optim.infer_scales(base, target, inputs=inputs)
+        models = [(wrap(run), params) for run, params in (base, target)]
+        scales = optim.infer_scales(*models, inputs=tuple(more))
+    one, other = (
+        {
+            k: (v.role, v.depth, v.carried, v.in_branch, v.ends_branch)
+            for k, v in s.items()
+        }
+        for s in (plain, scales)
+    )
+    assert one == other

@@ -93,6 +93,7 @@ class Axes:
         # columns of a kernel in it, and the diagonal matrices of such parameters.
         self._gains: dict[int, frozenset[Axis]] = {}
         self._diagonal: set[int] = set()
+        self._steps: dict[int, bool] = {}
         self._mixed_axes: set[Axis] = set()  # that are summed over with constants
         self.hot: set[int] = set()
         self.kernel_sums: dict[int, Node] = {}
@@ -396,7 +397,7 @@ class Axes:
         kernels: list[Labels] = [(), ()]
         for k, (x, contracted, batch, other) in enumerate(sides):
             if not seeds[k]:
-                mixed = self._kernel_of(x, contracted) if other.data else ()
+                mixed = self._kernel_of(x, contracted, batch) if other.data else ()
                 if mixed and x.id in self._states:
                     self.states[node.id] = k, _params(mixed)
                 # Of two rows of tables, that with outputs of its own is the kernel.
@@ -635,14 +636,39 @@ class Axes:
             self._add_gains(node, sides)
         matrix = len([axes for axes in joined if axes]) > 1
         whole = all(x or n == 1 for x, n in zip(joined, node.shape, strict=True))
-        kernel = whole or node.op == "mul" or self._is_square(joined)
+        kernel = whole or self._is_square(joined) or self._is_masked(node)
         return joined if matrix and kernel else ()
 
     def _is_square(self, labels: Labels) -> bool:
         """Whether two axes grow: a matrix of each example, as in linear attention."""
         return len([axes for axes in labels if axes & self.growing]) > 1
 
-    def _kernel_of(self, node: Node, contracted: Sequence[int]) -> Labels:
+    def is_step(self, node: Node) -> bool:
+        """Whether it is a gradient of an inner optimizer, or a sum or product of some.
+
+        Gates and rates may multiply it.
+        """
+        if node.id not in self._steps:
+            data = [x for x in node.operands if x.data]
+            self._steps[node.id] = node.backward  # also within loops
+            if node.op in ("mul", "div"):
+                self._steps[node.id] |= any(map(self.is_step, data))
+            elif node.op in ("add", "sub", *PRODUCTS, *MOVES) and data:
+                self._steps[node.id] |= all(map(self.is_step, reversed(data)))
+        return self._steps[node.id]
+
+    def _is_masked(self, node: Node) -> bool:
+        """Whether data multiply a kernel, or add noise times one, or a gradient."""
+        sides = [x for x in node.operands if self._modulated(x)]
+        rest = [x for x in node.operands if x not in sides]
+        if node.op in ("add", "sub") and not all(map(self.is_step, rest)):
+            return False
+        known = node.op != "carry" and sides and all(map(self._is_masked, sides))
+        return node.weight or bool(known)
+
+    def _kernel_of(
+        self, node: Node, contracted: Sequence[int], batch: Sequence[int]
+    ) -> Labels:
         """The axes of a product's kernel that depends on data; () for an activation."""
         labels = self._modulated(node) if node.data else ()
         if not labels or not all(labels[a] for a in contracted):
@@ -650,7 +676,9 @@ class Axes:
         free = [a for a, axes in enumerate(labels) if axes and a not in contracted]
         equal = [self._spread.get(x.id, NONE) for x in node.operands if x.data]
         styled = any(a in axes for a in free for axes in equal)
-        whole = all(x or n == 1 for x, n in zip(labels, node.shape, strict=True))
+        rest = {a for a, n in enumerate(node.shape) if n > 1 and not labels[a]}
+        # Each example may have a mask, or noise, of its own.
+        whole = not rest or (rest <= {*batch} and self._is_masked(node))
         mixed = node.id in self._mixtures
         if free and not (whole or styled or mixed) and self._is_square(labels):
             self._states.add(node.id)

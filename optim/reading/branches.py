@@ -119,7 +119,6 @@ class Branches:
         self._trunks: dict[int, Node] = {}
         self._known: dict[int, list[End] | Node] = {}
         self._shared: frozenset[int] = frozenset()
-        self._steps: dict[int, bool] = {}
         self._products = {x.id for x in axes.kernel_sums.values()}
         self._outputs = {x.id for x in program.outputs.values()}
         self._backward = {node.id for node in program.nodes if node.backward}
@@ -926,24 +925,10 @@ class Branches:
                 break
         return node, bool(carries) and not any(self.leads(x, node) for x in carries)
 
-    def is_step(self, node: Node) -> bool:
-        """Whether it is a gradient of an inner optimizer, or a sum or product of some.
-
-        Gates and rates may multiply it.
-        """
-        if node.id not in self._steps:
-            data = [x for x in node.operands if x.data]
-            self._steps[node.id] = node.backward  # also within loops
-            if node.op in ("mul", "div"):
-                self._steps[node.id] |= any(map(self.is_step, data))
-            elif node.op in ("add", "sub", *PRODUCTS, *MOVES) and data:
-                self._steps[node.id] |= all(map(self.is_step, reversed(data)))
-        return self._steps[node.id]
-
     def _state(self, node: Node) -> Node | None:
         """The earlier state that a value is, which may be multiplied by gates."""
         node, _ = self.trunk(node)
-        if self.is_step(node):
+        if self._axes.is_step(node):
             return None
         if node.op in ("mul", *PRODUCTS):
             return next(filter(None, map(self._state, node.operands)), None)

@@ -66,6 +66,8 @@ class _Model:
         self.reading, program = reading, reading.program
         self.opened = opened
         self._paths: dict[int, list[str]] = {}
+        self._evaluations: dict[tuple[Hashable, int], int] = {}
+        self._evaluated: dict[Hashable, list[Node]] = {}  # the last of each
         growing = frozenset(
             (i, axis)
             for i, path in enumerate(reading.path_of)
@@ -108,6 +110,27 @@ class _Model:
         if id(branch) not in self._paths:
             self._paths[id(branch)] = [*self._inside(branch)]
         return self._paths[id(branch)]
+
+    def evaluation(self, layer: Hashable, node: Node) -> int:
+        """Which evaluation of a layer a node is of, e.g. on the second of two batches.
+
+        What is computed from an evaluation belongs to it, as in a loop over a layer.
+        """
+        if (layer, node.id) not in self._evaluations:
+            lasts = self._evaluated.setdefault(layer, [])
+            at = (i for i, x in enumerate(lasts) if self.branches.leads(x, node))
+            number = next(at, len(lasts))
+            lasts[number:] = [node, *lasts[number + 1 :]]
+            self._evaluations[layer, node.id] = number
+        return self._evaluations[layer, node.id]
+
+    def evaluated(self, branch: Branch) -> int:
+        """Which evaluation of its layer a branch is of."""
+        return self.evaluation((branch.add.spot, *self.paths(branch)), branch.add)
+
+    def repeats(self, branches: Iterable[Branch]) -> bool:
+        """Whether there are several, in one evaluation."""
+        return sum(b.runs for b in branches if not self.evaluated(b)) > 1
 
     def _inside(self, branch: Branch) -> Iterator[str]:
         skip = {branch.add.id} if branch.trunk.weight else set()
@@ -465,7 +488,7 @@ class Comparison:
             for key, kind in groups.items()
             if key in grown
             or (
-                (kind.numbers[0] > 1 or key[0] & names)
+                (key[0] & names or self.small.repeats(kind.then))
                 and not any(adds & b.inside for b in kind.now)
             )
         ]
@@ -827,8 +850,12 @@ class Comparison:
     def _pairs(self, chosen: list[Branch]) -> list[tuple[Branch, Branch | None, float]]:
         """Branches, their counterparts in the base, and the ratios of constants."""
         grouped = kinds(
-            ((self.small.kind(b), b) for b in self.small.branches.all if b.constant),
-            ((self.large.kind(b), b) for b in chosen),
+            (
+                ((self.small.kind(b), self.small.evaluated(b)), b)
+                for b in self.small.branches.all
+                if b.constant
+            ),
+            (((self.large.kind(b), self.large.evaluated(b)), b) for b in chosen),
         )
         found: dict[int, tuple[Branch, Branch | None, float]] = {
             id(b): (b, None, 1.0) for b in chosen
@@ -1097,7 +1124,7 @@ class Comparison:
             term, _ = self.large.branches.gained(now.sides[at])
             other, _ = self.small.branches.gained(then.sides[at])
             ratio = self._side(self.large, term)[1] / self._side(self.small, other)[1]
-            step = self.large.branches.is_step(term)
+            step = self.large.axes.is_step(term)
             if step or alike(ratio, then.size / now.size):
                 self._of_kernels.add(now.node.id)
                 continue
@@ -1236,13 +1263,13 @@ class Comparison:
 
     def _key(self, model: _Model, of: Sum) -> tuple[Any, ...]:
         """What the same sum in another model has in common."""
+        exact = [frozenset(self._sources(model, x)) for x in of.sides]
         return (
             of.node.spot,
             of.node.op,
             # Layers may read those of all layers before.
-            tuple(
-                frozenset(map(self._opened, self._sources(model, x))) for x in of.sides
-            ),
+            *(frozenset(map(self._opened, paths)) for paths in exact),
+            model.evaluation((of.node.spot, of.node.op, *exact), of.node),
         )
 
     def _sources(self, model: _Model, node: Node, *, linear: bool = False) -> set[str]:
@@ -1379,9 +1406,15 @@ class Comparison:
         if alike(ratio, 1 / width) or self.large.sums.only_chooses(now):
             return
         data = next(x for x in now.operands if x.data)
-        logits = Sum(now, (data,), round(width))
         rest = 1 / width / ratio
-        if not self._carried_by(self._params(data), rest, [logits]):
+        logits = [
+            Sum(x, (side,), round(width))
+            for x in (event.node for event in self.large.events(path))
+            if x.spot == now.spot and x.op == now.op  # also of a second batch
+            for side in x.operands
+            if side.data
+        ]
+        if not self._carried_by(self._params(data), rest, logits):
             other = "".join(
                 f"; or, if the loss uses these logits alone, return only them by "
                 f"call=lambda model, *inputs: ..., so that {name!r} can carry it"
