@@ -387,7 +387,7 @@ class Branches:
                 node, skip, end
             ):
                 continue
-            for start, trunk, factor in self._starts(skip, end):
+            for start, trunk, factor in self._starts(node, skip, end):
                 inside = self.between(start, end)
                 if start is not trunk and trunk.id in inside:
                     break  # it reads what was added since
@@ -431,7 +431,9 @@ class Branches:
             carry, _ = self.trunk(carry.operands[1])
         return bool(seen) and carry is node
 
-    def _starts(self, skip: Node, end: Node) -> Iterable[tuple[Node, Node, float]]:
+    def _starts(
+        self, add: Node, skip: Node, end: Node
+    ) -> Iterable[tuple[Node, Node, float]]:
         """Where the branch may start: (node, stream, the constant of the stream)."""
         trunk, factor = self.trunk(skip)
         at, constant = skip, 1.0
@@ -441,6 +443,15 @@ class Branches:
         starts = *self._same_stream(trunk), *self._gated(trunk, end)
         for start in (*starts, *self._copied(trunk)):
             yield start, trunk, factor
+        # Or before a learned gain, if it is that of a stream: g x + f(x).
+        before = self.unweighted(trunk)
+        if trunk.op == "mul" and before is not trunk:
+            stream = before
+            while self._with_weight(stream) is not None:
+                stream, _ = self.trunk(next(x for x in stream.operands if x.data))
+            again = stream.op == "add" and add.line and stream.spot == add.spot
+            if stream.op == "carry" or stream.id in self._trunks or again:
+                yield before, before, factor
 
     def _copied(self, node: Node) -> list[Node]:
         """The stream of which several copies start, e.g. stack([x, x])."""

@@ -173,7 +173,9 @@ class _Model:
                 return []
             return [x for x in node.operands if x.data]  # also the step before
 
-        passed = sorted(reach([b.trunk for b in branches], before), key=lambda x: x.id)
+        skips = [x for b in branches for x in b.add.operands if x is not b.end]
+        starts = [*skips, *(b.trunk for b in branches)]
+        passed = sorted(reach(starts, before), key=lambda x: x.id)
         after = set(adds)
         for node in (*passed, *passed):  # a carry is before what it carries
             if any(x.id in after for x in before(node)):
@@ -672,8 +674,8 @@ class Comparison:
             [b for b in self.small.branches.all if self.small.names(b) in names]
         )
         for path in self._leaves.keys() - acts.keys():
-            now = self._fed(self.large, path, counted)
-            then = self._fed(self.small, self.twin[path], small) if now else None
+            now = self._fed(self.large, counted, path)
+            then = self._fed(self.small, small, self.twin[path]) if now else None
             # The conditioning of one block; what all blocks share is outside.
             if now and then and now[0] == then[0]:
                 acts[path] = now[1]
@@ -688,27 +690,30 @@ class Comparison:
         self, inside: Mapping[str, float], counted: list[Branch], small: list[Branch]
     ) -> None:
         """Find what all layers share, and what acts on the stream in each of them."""
-        now, then = self.large.runs(counted), self.small.runs(small)
-        passed = self.large.on_streams(counted), self.small.on_streams(small)
+        models = (self.large, counted), (self.small, small)
+        runs = [model.runs(branches) for model, branches in models]
+        passed = [model.on_streams(branches) for model, branches in models]
         copies: tuple[Counter[str], ...] = Counter(), Counter()
         acts: tuple[Counter[str], ...] = Counter(), Counter()
-        for k, model in enumerate((self.large, self.small)):
+        for k, (model, _) in enumerate(models):
             for path in model.reading.leaves:
                 copies[k][self._opened(path)] += model.copies(path)
                 acts[k][self._opened(path)] += passed[k][path]
         for path, one in self.twin.items():
             name = self._opened(path)
-            each = copies[0][name] / copies[1][name]
-            if path in inside:
-                more = now[path] / self.large.copies(path) * self.small.copies(one)
-                if then[one] and alike(more / then[one], inside[path]):
-                    self._uses[path] = inside[path]
-            elif acts[0][name] and acts[1][name]:
-                ratios = [*self._ratios.values()]
-                if any(alike(each, ratio) for ratio in ratios):
-                    self._on_stream[path] = each
-                elif each == 1 and acts[0][name] > acts[1][name]:
+            more = copies[0][name] / max(copies[1][name], 1)
+            if path not in inside and acts[0][name] and acts[1][name]:
+                if any(alike(more, ratio) for ratio in self._ratios.values()):
+                    self._on_stream[path] = more
+                elif more == 1 and acts[0][name] > acts[1][name]:
                     self._on_stream[path] = self._uses[path] = self._depth
+            elif path in inside and more == 1:
+                fed = self._fed(*models[0], path), self._fed(*models[1], one)
+                now, then = (x[0] if x else 0.0 for x in fed)
+                if not (now and then):
+                    now, then = runs[0][path], runs[1][one]
+                if then and alike(now / then, inside[path]):
+                    self._uses[path] = inside[path]
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:
         """The depth ratio of the branches that a parameter is in."""
@@ -732,7 +737,7 @@ class Comparison:
 
     @staticmethod
     def _fed(
-        model: _Model, path: str, branches: list[Branch]
+        model: _Model, branches: list[Branch], path: str
     ) -> tuple[float, list[Branch]] | None:
         """The branches through which alone a parameter acts; how many of each copy."""
         events = [e for e in model.events(path) if not e.node.backward]

@@ -353,3 +353,32 @@ def demodulated_convolution(n):
         return jax.nn.relu(x * size[:, None, None]) @ p["out"]
 
     return p, (floats(2, 4, 4, 3), floats(2, 4)), call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "V"}, deep=True)
+def gain_of_the_stream_beside_a_branch_that_reads_it_before(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p["b"] = layers(L, u=(n, n), d=(n, n), g=(n,))
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = w["g"] * x + mlp(w, norm(x))
+        return norm(x) @ p["out"]
+
+    return p, (floats(4, 5),), call
+
+
+@program({**ENDS, "w/u": "Hb", "w/d": "He", "w/g": "F"}, deep=True)
+def number_of_each_layer_beside_a_branch_in_a_loop(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, w={"u": (L, n, n), "d": (L, n, n), "g": (L,)})  # fmt: skip
+
+    def call(p, x):
+        def layer(i, x):
+            w = jax.tree.map(lambda a: a[i], p["w"])
+            return w["g"] * x + mlp(w, norm(x))
+
+        x = jax.lax.fori_loop(0, p["w"]["u"].shape[0], layer, x @ p["in"])
+        return norm(x) @ p["out"]
+
+    return p, (floats(4, 5),), call
