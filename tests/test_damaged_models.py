@@ -128,7 +128,7 @@ def refused(folder: pathlib.Path, **changes: object) -> str:
 
 def rules(**fields: object) -> dict[str, object]:
     """A changed option: the parametrization, with other fields."""
-    plain = optim.parametrization("mup").to_json()
+    plain = vars(optim.parametrization("mup"))
     return {"options": {"parametrization": {"parametrization": plain | fields}}}
 
 

@@ -128,25 +128,18 @@ class Parametrization:
         # and cannot be hashed.
         return hash((self.name, self.alpha, self.gamma, self.richness))
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON-ready data, including all exponents.
-
-        Examples:
-          >>> point = parametrization("depth_mup", gauge="table8")
-          >>> Parametrization.from_json(point.to_json()) == point
-          True
-        """
-        fields = {**vars(self)}
-        fields["rows"] = {role.value: row for role, row in self.rows.items()}
-        fields["gauge"] = {role.value: powers for role, powers in self.gauge.items()}
-        return fields
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Parametrization":
-        """Build from the data of `to_json`, also after writing and reading a file.
+        """Build from the fields of another, also after writing and reading a file.
 
         Raises:
           ValueError: a field has another type, e.g. in a damaged file.
+
+        Examples:
+          >>> import json
+          >>> point = parametrization("depth_mup", gauge="table8")
+          >>> Parametrization.from_json(json.loads(json.dumps(vars(point)))) == point
+          True
         """
         kinds = {"name": str, "citation": str, "scaled": bool, "branches_only": bool}
         for key, kind in kinds.items():

@@ -467,7 +467,7 @@ def plan_of(model: nnx.Module) -> Plan:
 def _plain(value: Any) -> Any:
     """Convert options to JSON; parametrizations and dtypes become tagged objects."""
     if isinstance(value, optim.Parametrization):
-        return {"parametrization": _plain(value.to_json())}
+        return {"parametrization": _plain(vars(value))}
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items()}
     if isinstance(value, tuple | list):
