@@ -55,17 +55,49 @@ class AxesOf:
 
 
 class Declarations:
-    """The axes of parameters by pattern; `declare` describes the arguments.
+    """Declared axes of parameters, for `infer_scales(..., axes=...)`.
+
+    Needed only where no forward pass tells them: without `inputs`, for every
+    parameter; with `inputs`, for those that enter an operation that cannot be read.
+
+    Args:
+      axes: {regular expression: names of axes, in the order of the array}. The first
+        expression that is found in a parameter's path counts. The axes left of an
+        arrow are summed over: "in -> out", "h w in -> out"; with the outputs first,
+        "out <- in". A bias or gain is "d". Copies of a layer stand before a colon:
+        "layers: in -> out", "experts: in -> out", "layers: -> d" for a stacked bias;
+        an axis called `layers` counts the depth, and one called `heads` the heads of a
+        kernel, e.g. "d -> heads size". "vocab: d" is a table whose rows are
+        looked up. A final "!" says that you are sure, if the program seems to say
+        something else.
+      branches: regular expression of the parameters inside residual branches, whose
+        model multiplies its branches itself. Not needed with `inputs`.
+
+    A plain mapping is the same as `declare(mapping)`.
 
     Raises:
       ValueError: an expression is wrong, or a declaration cannot be parsed.
 
     Examples:
-      >>> Declarations({"w": "i -> o"}).axes("layer/w", (8, 16)).in_axes
-      (0,)
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def net(n, layers):
+      ...     return {"embed": jnp.ones((100, n)), "up": jnp.ones((layers, n, n)),
+      ...             "gain": jnp.ones((layers, n)), "head": jnp.ones((n, 10))}
+      >>> axes = optim.declare({
+      ...     "embed": "vocab: d", "up": "layers: d -> f",
+      ...     "gain": "layers: -> d", "head": "d -> classes"}, branches="up|gain")
+      >>> scales = optim.infer_scales(net(64, 2), net(256, 8), axes=axes,
+      ...                             parametrization="depth_mup")
+      >>> scales
+      Scales(embed: input, gain: vector, head: output, up: hidden)
+      >>> scales["up"].width_in, scales["up"].depth
+      (4.0, 4.0)
+
+    Source: roles as in Tensor Programs V, Table 8.
     """
 
-    def __init__(self, axes: Mapping[str, str], branches: str | None = None):
+    def __init__(self, axes: Mapping[str, str], *, branches: str | None = None):
         if not isinstance(axes, Mapping):
             raise ValueError(
                 f"axes={axes!r} must be {{regular expression: names of axes}}; write "
@@ -141,50 +173,7 @@ class Declarations:
         return counts
 
 
-def declare(axes: Mapping[str, str], *, branches: str | None = None) -> Declarations:
-    """Declare the axes of parameters, for `infer_scales(..., axes=...)`.
-
-    Needed only where no forward pass tells them: without `inputs`, for every
-    parameter; with `inputs`, for those that enter an operation that cannot be read.
-
-    Args:
-      axes: {regular expression: names of axes, in the order of the array}. The first
-        expression that is found in a parameter's path counts. The axes left of an
-        arrow are summed over: "in -> out", "h w in -> out"; with the outputs first,
-        "out <- in". A bias or gain is "d". Copies of a layer stand before a colon:
-        "layers: in -> out", "experts: in -> out", "layers: -> d" for a stacked bias;
-        an axis called `layers` counts the depth, and one called `heads` the heads of a
-        kernel, e.g. "d -> heads size". "vocab: d" is a table whose rows are
-        looked up. A final "!" says that you are sure, if the program seems to say
-        something else.
-      branches: regular expression of the parameters inside residual branches, whose
-        model multiplies its branches itself. Not needed with `inputs`.
-
-    Returns:
-      The declarations. A plain mapping is the same as `declare(mapping)`.
-
-    Raises:
-      ValueError: an expression is wrong, or a declaration cannot be parsed.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def net(n, layers):
-      ...     return {"embed": jnp.ones((100, n)), "up": jnp.ones((layers, n, n)),
-      ...             "gain": jnp.ones((layers, n)), "head": jnp.ones((n, 10))}
-      >>> axes = optim.declare({
-      ...     "embed": "vocab: d", "up": "layers: d -> f",
-      ...     "gain": "layers: -> d", "head": "d -> classes"}, branches="up|gain")
-      >>> scales = optim.infer_scales(net(64, 2), net(256, 8), axes=axes,
-      ...                             parametrization="depth_mup")
-      >>> scales
-      Scales(embed: input, gain: vector, head: output, up: hidden)
-      >>> scales["up"].width_in, scales["up"].depth
-      (4.0, 4.0)
-
-    Source: roles as in Tensor Programs V, Table 8.
-    """
-    return Declarations(axes, branches)
+declare = Declarations
 
 
 def declared(axes: "Mapping[str, str] | Declarations | None") -> Declarations:
