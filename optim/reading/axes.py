@@ -387,7 +387,8 @@ class Axes:
         if left.weight and right.weight and not any(seeds):
             self._product_of_weights(node, sides)
             return
-        if any(seeds):  # an activation from here on
+        zero = node.weight and any(x.value == 0 for x in (left, right))
+        if any(seeds) or zero:  # an activation from here on, e.g. of a first state
             node.data, node.weight = True, False
             first = zip((left, right), seeds, strict=True)
             self.seeds |= {(node.id, x.id) for x, is_seed in first if is_seed}

@@ -702,10 +702,10 @@ class Comparison:
         for path, one in self.twin.items():
             name = self._opened(path)
             more = copies[0][name] / max(copies[1][name], 1)
-            if path not in inside and acts[0][name] and acts[1][name]:
+            if path not in inside and acts[0][name] > acts[1][name] > 0:
                 if any(alike(more, ratio) for ratio in self._ratios.values()):
                     self._on_stream[path] = more
-                elif more == 1 and acts[0][name] > acts[1][name]:
+                elif more == 1:
                     self._on_stream[path] = self._uses[path] = self._depth
             elif path in inside and more == 1:
                 fed = self._fed(*models[0], path), self._fed(*models[1], one)

@@ -126,7 +126,7 @@ def infer_scales(
     if batch is None and examples is None:
         check_something_grows(scales.values())
     scales = scales.for_training(batch=batch, examples=examples)
-    return scales.replaced(base=initialized(base, inputs))
+    return scales.replaced(base=initialized(base, inputs, call))
 
 
 def _declared_scales(

@@ -70,7 +70,7 @@ def trace(
             filled[i] = array
         return jax.tree.unflatten(structure, filled)
 
-    built = _build(model, shapes, fill, which)
+    built = _build(model, shapes, fill, call, which)
     if call is None and not callable(built.kind) and not _is_forward(built.kind):
         raise ValueError(
             f"the {which} is a {type(built.kind).__name__}, which has no forward pass "
@@ -142,7 +142,11 @@ class _Built:
 
 
 def _build(
-    model: Any, shapes: list[Any], fill: Callable[[Any], Any], which: str
+    model: Any,
+    shapes: list[Any],
+    fill: Callable[[Any], Any],
+    call: Call | None,
+    which: str,
 ) -> _Built:
     """Take a model apart, under `eval_shape`, also where a function builds it."""
     taken: list[_Built] = []
@@ -152,16 +156,18 @@ def _build(
 
     def build(arrays: Any) -> None:
         made = model() if built else model
-        taken.append(_build_module(made, fill(arrays), which))
+        taken.append(_build_module(made, fill(arrays), call, which))
 
     build_abstract(build, which, shapes)
     return taken[0]
 
 
-def _build_module(model: Any, inputs: tuple[Any, ...], which: str) -> _Built:
+def _build_module(
+    model: Any, inputs: tuple[Any, ...], call: Call | None, which: str
+) -> _Built:
     if _is_linen(model) or _is_haiku(model):
         try:
-            trees = _initial(model, inputs)
+            trees = _initial(model, inputs, call)
         except Exception as error:
             leaves = jax.tree.leaves(inputs, is_leaf=lambda x: x is None)
             raise _failed(which, leaves, error) from error
@@ -169,9 +175,15 @@ def _build_module(model: Any, inputs: tuple[Any, ...], which: str) -> _Built:
     return _take_apart(model, which)
 
 
-def _initial(model: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _initial(model: Any, inputs: Sequence[Any], call: Call | None) -> tuple[Any, ...]:
     """Linen's variables, or Haiku's parameters and its state, if it has one."""
-    made = model.init(jax.random.key(0), *inputs)
+    key = jax.random.key(0)
+    try:
+        made = model.init(key, *inputs)
+    except Exception:
+        if call is None or not _is_linen(model):
+            raise
+        made = model.init(key, *inputs, method=call)  # they are arguments of `call`
     return made if _has_state(model) else (made,)
 
 
@@ -220,12 +232,13 @@ def _variables(model: Any) -> list[int]:
     return found
 
 
-def initialized(model: Any, inputs: tuple[Any, ...] | None) -> Any:
+def initialized(model: Any, inputs: tuple[Any, ...] | None, call: Call | None) -> Any:
     """The model, or a function that initializes it where it has no values of its own.
 
     Args:
       model: see `infer_scales`.
       inputs: arguments of the forward pass, by which Linen and Haiku find shapes.
+      call: the forward pass, if it is not that of the model's library.
     """
     if not (_is_linen(model) or _is_haiku(model)):
         return model
@@ -234,7 +247,7 @@ def initialized(model: Any, inputs: tuple[Any, ...] | None) -> Any:
         filled = jax.tree.map(
             lambda x: jax.numpy.zeros(x.shape, x.dtype) if _is_array(x) else x, inputs
         )
-        return _initial(model, filled)[0]
+        return _initial(model, filled, call)[0]
 
     return build
 

@@ -769,3 +769,20 @@ def linen_that_returns_what_its_tied_logits_are_made_of(n, remedy=False):
 
     call = (lambda model, tokens: model(tokens)[0],) if remedy else ()
     return Model(), T, *call
+
+
+@program({**dense("Dense_0", "I", "V"), "GRU/.*kernel": "H", "GRU/.*bias": "V", **dense("Dense_1", "O", "F")})  # fmt: skip
+def linen_cell_whose_first_state_is_made_by_call(n):
+    class Actor(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, state, x):
+            x = nn.relu(nn.Dense(self.width)(x))
+            state, x = nn.GRUCell(self.width, name="GRU")(state, x)
+            return state, nn.Dense(3)(x)
+
+    def call(model, x):
+        return model(jnp.zeros((2, model.width)), x)
+
+    return Actor(n), (floats(2, 5),), call
