@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .links import PRODUCTS, SUM, Index, index_of
-from .program import Node, Program, regrouped
+from .program import Node, Program, reach, regrouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,9 @@ class Segmented(Program):
         index = index_of(call, i, axis)
         if index is None or index.mixed:
             return None
-        if call.op in ("add", "sub") and is_whole(call.operands[1 - i], axis):
+        if call.op in ("add", "sub") and _is_beside(
+            call.operands[1 - i], call.operands[i]
+        ):
             return None
         if index.out is not None:
             parts = self._each(call, i, index)
@@ -198,11 +200,19 @@ class Segmented(Program):
         return found if len(found) > 1 and not group else join.operands
 
 
-def is_whole(node: Node, axis: int) -> bool:
-    """Whether a value was not split, e.g. a stream to which a join is added."""
+def _is_beside(node: Node, join: Node) -> bool:
+    """Whether a value was not split, e.g. a stream to which a join is added.
+
+    What is computed from the join, e.g. where a stream starts as one, is split.
+    """
     node = node.operands[0] if node.op == "mul" else node
-    joined = node.op == "concatenate" and node.params["dimension"] == axis
-    return node.data and node.op != "input" and not joined and node.shape[axis] > 1
+    axis, first = join.joint, min(x.id for x in join.operands)
+    if not node.data or node.op == "input" or axis is None or node.shape[axis] == 1:
+        return False
+    if node.op == "concatenate" and node.params["dimension"] == axis:
+        return False
+    sources = reach([node], lambda x: [y for y in x.operands if y.id >= first])
+    return not any(x.id == y.id for x in sources for y in join.operands)
 
 
 def _params_of_part(call: Node, index: Index, size: int) -> dict[str, Any]:

@@ -164,3 +164,20 @@ def experts_looked_up_for_a_raw_embedding(n):
         return norm(x + y) @ p["out"]
 
     return p, T, call
+
+
+@program(
+    {"i/.": "I", "out": "O", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "V"},
+    deep=True,
+)
+def norms_of_a_stream_that_starts_at_joined_kernels(n, L):
+    half = dict.fromkeys("lr", (5, n // 2))
+    p = zeros(i=half, out=(n, 3)) | {"b": layers(L, u=(n, n), d=(n, n), g=(n,))}
+
+    def call(p, x):
+        x = x @ jnp.concatenate([*p["i"].values()], 1)
+        for w in p["b"]:
+            x = norm(x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"], w["g"])
+        return x @ p["out"]
+
+    return p, S, call
