@@ -962,7 +962,7 @@ class Branches:
         if product is not None:
             return [product], factor * self.trunk(node.operands[0])[1]
         if node.op == "add":
-            inner = [self._layers_before(x) for x in node.operands]
+            inner = [self._layers_before(x) for x in node.operands if x.value != 0]
             if all(layers and more == 1 for layers, more in inner):
                 return [x for layers, _ in inner for x in layers], factor
         return [], factor
@@ -992,6 +992,7 @@ class Branches:
             elif self._with_weight(user) is None and not (
                 user.op in MOVES
                 or user.op in ("scan_out", "last", SUM)
+                or (user.op == "add" and other.value == 0)
                 or self._axes.kernel_sums.get(user.id) is start
             ):
                 break

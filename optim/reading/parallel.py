@@ -149,11 +149,10 @@ def numbers(small: Parallel, large: Parallel) -> dict[str, tuple[float, float]]:
             if growth == 1:
                 continue
             into, out = found.get(path, (1.0, 1.0))
-            mean = abs(now.constant / (then.constant or 1) * growth - 1) < 0.01
             if now.ends is None:
                 found[path] = into, out
             elif path in now.ends:
-                found[path] = into * (1 if mean else growth), out
+                found[path] = into * growth, out
             else:
                 found[path] = into, out * growth
     return found

@@ -433,15 +433,31 @@ def many_layers_side_by_side(n):
     return p, X, call
 
 
-@program({"in": "I", r"m/\d+/up": "H", r"m/\d+/out": "F"})
+MEMBERS = {"in": "I", r"m/\d+/up": "H", r"m/\d+/out": "O"}
+
+
+# All units of the members are a layer. A mean divides each readout by their number.
+@program(MEMBERS, carries={r"m/\d+/out": 4.0})
 def mean_over_members_whose_number_grows(n):
-    """All units of the members are a layer, of which the readout is a mean."""
     p = {"in": jnp.zeros((5, n))}
     p |= {"m": [zeros(up=(n, 8), out=(8, 3)) for _ in range(n // 4)]}
 
     def call(p, x):
         x = jnp.tanh(x @ p["in"])
         return jnp.stack([jnp.tanh(x @ w["up"]) @ w["out"] for w in p["m"]]).mean(0)
+
+    return p, X, call
+
+
+@program({**MEMBERS, r"m/\d+/b": "V"}, carries={r"m/\d+/out": 4.0})
+def members_whose_results_are_added_and_divided_by_their_number(n):
+    members = [zeros(up=(n, 8), out=(8, 3), b=(3,)) for _ in range(n // 4)]
+    p = {"in": jnp.zeros((5, n)), "m": members}
+
+    def call(p, x):
+        x = jnp.tanh(x @ p["in"])
+        each = (jnp.tanh(x @ w["up"]) @ w["out"] + w["b"] for w in p["m"])
+        return sum(each) / len(p["m"])
 
     return p, X, call
 
