@@ -391,6 +391,9 @@ class Comparison:
         heads = self.large.heads.get(path, ())
         small_heads = self.small.heads.get(self.twin[path], ())
         heads_in, heads_out = self._beside.get(path, (1.0, 1.0))
+        carried = 1.0
+        if not role.in_axes:  # a bias, of which the sum of all is to stay
+            heads_in, carried = 1.0, 1 / heads_in
         return grown(
             role,
             self._shapes[path],
@@ -402,6 +405,7 @@ class Comparison:
             base_head_shape=small_heads if heads else (),
             heads_in=heads_in,
             heads_out=heads_out,
+            carried=carried,
         )
 
     def _is_unknown(self, path: str) -> bool:

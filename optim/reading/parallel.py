@@ -26,13 +26,15 @@ class Join:
     Attributes:
       number: of the values that have a parameter of this name of their own, by name.
       paths: these parameters.
-      ends: those of them that are summed over; None for a mean or a sum with gates.
+      ends: the kernels that are summed over; None for a sum with gates.
+      biases: the vectors that are summed.
       constant: on a term of the sum.
     """
 
     number: Counter[str]
     paths: set[str]
     ends: set[str] | None
+    biases: set[str] = dataclasses.field(default_factory=set)
     constant: float = 1.0
 
 
@@ -92,6 +94,8 @@ class Parallel:
         found = self._add(terms[0].add, [x.end for x in terms], ends)
         if found is not None:
             found.constant = terms[0].constant
+            every = [e for x in terms for e in x.ends]
+            found.biases |= {self._path_of[e.param] for e in every if not e.is_kernel}
             self.adds |= {x.add.id for x in terms}
 
     def _add(
@@ -138,7 +142,7 @@ def numbers(small: Parallel, large: Parallel) -> dict[str, tuple[float, float]]:
 
     Returns:
       {path in the large model: (growth of fan-in, growth of fan-out)}; (1, 1) for terms
-      of a sum with gates, as of experts. A mean has a fan-in that does not grow.
+      of a sum with gates, as of experts. For a bias, that of the sum of all.
     """
     found: dict[str, tuple[float, float]] = {}
     for key, now in large.joins.items():
@@ -153,6 +157,9 @@ def numbers(small: Parallel, large: Parallel) -> dict[str, tuple[float, float]]:
                 found[path] = into, out
             elif path in now.ends:
                 found[path] = into * growth, out
+            elif path in now.biases:
+                share = now.constant / (then.constant or 1)
+                found[path] = into * growth * share, out * growth
             else:
                 found[path] = into, out * growth
     return found

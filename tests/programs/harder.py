@@ -449,17 +449,25 @@ def mean_over_members_whose_number_grows(n):
     return p, X, call
 
 
-@program({**MEMBERS, r"m/\d+/b": "V"}, carries={r"m/\d+/out": 4.0})
-def members_whose_results_are_added_and_divided_by_their_number(n):
+def added(n, share):
     members = [zeros(up=(n, 8), out=(8, 3), b=(3,)) for _ in range(n // 4)]
-    p = {"in": jnp.zeros((5, n)), "m": members}
 
     def call(p, x):
         x = jnp.tanh(x @ p["in"])
         each = (jnp.tanh(x @ w["up"]) @ w["out"] + w["b"] for w in p["m"])
-        return sum(each) / len(p["m"])
+        return sum(each) / share
 
-    return p, X, call
+    return {"in": jnp.zeros((5, n)), "m": members}, X, call
+
+
+@program({**MEMBERS, r"m/\d+/b": "V"}, carries={r"m/\d+/out": 4.0})
+def members_whose_results_are_added_and_divided_by_their_number(n):
+    return added(n, n // 4)
+
+
+@program({**MEMBERS, r"m/\d+/b": "V"}, carries={r"m/\d+/b": 0.25})
+def members_with_biases_whose_results_are_added(n):
+    return added(n, 1)
 
 
 @program({"in": "I", "out": "O", r"b/\d+": "He"}, deep=True, asks=r"results up .* no residual branch")  # fmt: skip
