@@ -809,6 +809,7 @@ def on_many_batches(run):
         (on_two_batches, "differential_attention_with_a_constant_of_each_layer"),
         (on_many_batches, "bayesian_layer_with_sampled_weights"),
         (on_many_batches, "fast_weights_after_an_inner_step"),
+        (on_many_batches, "latents_that_read_a_context_in_each_block"),
     ],
 )
 def test_how_a_loss_calls_the_model_changes_nothing(wrap, name):

@@ -154,8 +154,9 @@ class Branches:
                 at = like.add.operands[1] is like.end
                 skip, end = first.operands[1 - at], first.operands[at]
                 inside = self._only_for(end)
-                users = [self._axes.uses(x) for x in (skip, origin(skip))]
-                is_stream = skip.data or max(map(len, users)) > 1  # no bias
+                moved = reach([skip], lambda x: x.operands if x.op in MOVES else ())
+                users = max(len(self._axes.uses(x)) for x in moved)
+                is_stream = skip.data or users > 1  # no bias
                 is_inner = self.trunk(skip)[0].id in branch.inside
                 if not is_stream or is_inner or not self._kernels(inside):
                     break
