@@ -390,8 +390,8 @@ class Axes:
         zero = node.weight and any(x.value == 0 for x in (left, right))
         if any(seeds) or zero:  # an activation from here on, e.g. of a first state
             node.data, node.weight = True, False
-            first = zip((left, right), seeds, strict=True)
-            self.seeds |= {(node.id, x.id) for x, is_seed in first if is_seed}
+            pairs = zip((left, right), seeds, strict=True)
+            self.seeds |= {(node.id, x.id) for x, is_seed in pairs if is_seed}
         if node.weight and not (left.weight and right.weight):
             self._mixed_by_constants(node, sides)
             return

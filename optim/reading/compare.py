@@ -148,46 +148,6 @@ class _Model:
             if used & branch.inside and not used & (skip - branch.inside):
                 yield path
 
-    def copies(self, path: str) -> int:
-        """The number of layers that a parameter holds, one beside the other."""
-        param = self.reading.path_of.index(path)
-        axes = {a for p, a in self.axes.sliced if p == param}
-        for event in self.axes.events[param]:
-            if event.node.op in ("scan_in", "slice") and not event.node.backward:
-                axes |= {*event.axes(Use.COPY)}
-        return math.prod(self.reading.leaves[path].shape[a] for a in axes)
-
-    def runs(self, branches: Iterable[Branch]) -> Counter[str]:
-        """In how many branches each parameter is used."""
-        found: Counter[str] = Counter()
-        for b in branches:
-            found.update(dict.fromkeys(self.paths(b), b.runs))
-        return found
-
-    def on_streams(self, branches: list[Branch]) -> Counter[str]:
-        """How often each parameter acts on a stream itself, between two branches."""
-        adds = {b.add.id for b in branches}
-
-        def before(node: Node) -> list[Node]:
-            if node.id in adds:
-                return []
-            return [x for x in node.operands if x.data]  # also the step before
-
-        skips = [x for b in branches for x in b.add.operands if x is not b.end]
-        starts = [*skips, *(b.trunk for b in branches)]
-        passed = sorted(reach(starts, before), key=lambda x: x.id)
-        after = set(adds)
-        for node in (*passed, *passed):  # a carry is before what it carries
-            if any(x.id in after for x in before(node)):
-                after.add(node.id)
-        stream = {x.id for x in passed} & after - adds
-        stream = stream.difference(*(b.inside for b in branches))
-        found: Counter[str] = Counter()
-        for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
-            nodes = {e.node.id: e.node.runs for e in events if not e.axes(Use.IN)}
-            found[path] = sum(nodes[i] for i in nodes.keys() & stream)
-        return found
-
     def names(self, branch: Branch) -> frozenset[str]:
         """The same, without the number of the block."""
         return frozenset(map(self.opened, self.paths(branch)))
@@ -246,10 +206,6 @@ class Comparison:
         self.fractional = fractional
         self._averaged: list[Branch] = []  # terms of means over layers
         self._found: dict[str, ParamScale] = {}
-        # The depth ratio of what acts on a stream in each layer, and in how many times
-        # as many layers a parameter acts.
-        self._on_stream: dict[str, float] = {}
-        self._uses: dict[str, float] = {}
         self._ratios: dict[int, float] = {}  # of depths, by the id of a branch
         # By sum, the constants between it and the end of a branch that are not its own.
         self._of_branches: dict[int, float] = {}
@@ -307,9 +263,8 @@ class Comparison:
         counted = sorted([*counted, *added], key=place)
         own = self._leaves.parametrization
         point = same_parametrization(own, point) or own
-        inside, depth = self._inside(counted), self._depth
-        depths = inside | self._on_stream
-        self._found = {path: self._scale(path, path in inside) for path in self._leaves}
+        depths, depth = self._inside(counted), self._depth
+        self._found = {path: self._scale(path, path in depths) for path in self._leaves}
         if not counted and self._deeper:
             depth = self._plain_depth(point)
         elif own is None:
@@ -399,8 +354,6 @@ class Comparison:
             self._shapes[path],
             fractional=self.fractional,
             in_branch=inside,
-            on_stream=path in self._on_stream,
-            uses=self._uses.get(path, 1.0),
             head_shape=heads if small_heads else (),
             base_head_shape=small_heads if heads else (),
             heads_in=heads_in,
@@ -687,37 +640,7 @@ class Comparison:
         if numbers[0] != numbers[1]:
             for path in (p for b in after for p in self.large.paths(b)):
                 found.setdefault(path, self._depth)
-        self._find_uses(found, counted, small)
         return found
-
-    def _find_uses(
-        self, inside: Mapping[str, float], counted: list[Branch], small: list[Branch]
-    ) -> None:
-        """Find what all layers share, and what acts on the stream in each of them."""
-        models = (self.large, counted), (self.small, small)
-        runs = [model.runs(branches) for model, branches in models]
-        passed = [model.on_streams(branches) for model, branches in models]
-        copies: tuple[Counter[str], ...] = Counter(), Counter()
-        acts: tuple[Counter[str], ...] = Counter(), Counter()
-        for k, (model, _) in enumerate(models):
-            for path in model.reading.leaves:
-                copies[k][self._opened(path)] += model.copies(path)
-                acts[k][self._opened(path)] += passed[k][path]
-        for path, one in self.twin.items():
-            name = self._opened(path)
-            more = copies[0][name] / max(copies[1][name], 1)
-            if path not in inside and acts[0][name] > acts[1][name] > 0:
-                if any(alike(more, ratio) for ratio in self._ratios.values()):
-                    self._on_stream[path] = more
-                elif more == 1:
-                    self._on_stream[path] = self._uses[path] = self._depth
-            elif path in inside and more == 1:
-                fed = self._fed(*models[0], path), self._fed(*models[1], one)
-                now, then = (x[0] if x else 0.0 for x in fed)
-                if not (now and then):
-                    now, then = runs[0][path], runs[1][one]
-                if then and alike(now / then, inside[path]):
-                    self._uses[path] = inside[path]
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:
         """The depth ratio of the branches that a parameter is in."""
@@ -745,6 +668,11 @@ class Comparison:
     ) -> tuple[float, list[Branch]] | None:
         """The branches through which alone a parameter acts; how many of each copy."""
         events = [e for e in model.events(path) if not e.node.backward]
+        taken = [e for e in events if e.node.op in ("scan_in", "slice")]
+        index = model.reading.path_of.index(path)
+        copies = {a for param, a in model.axes.sliced if param == index}
+        copies |= {a for e in taken for a in e.axes(Use.COPY)}
+        number = math.prod(model.reading.leaves[path].shape[a] for a in copies)
         fed: dict[int, Branch] = {}
         for event in events:
             found = model.branches.feeding(event.node, branches)
@@ -752,8 +680,7 @@ class Comparison:
                 return None
             fed |= {b.add.id: b for b in found}
         feeds = [*fed.values()]
-        number = sum(b.runs for b in feeds) / model.copies(path)
-        return (number, feeds) if feeds else None
+        return (sum(b.runs for b in feeds) / number, feeds) if feeds else None
 
     @functools.cached_property
     def _deeper(self) -> dict[str, float]:

@@ -17,11 +17,8 @@ the size of the raw update, which the family's geometry gives (`GEOMETRIES`):
 A stored weight that carries a multiplier c of the model (of its branch, of attention
 logits) is c times the weight of a model that multiplies: θ = 1/c.
 
-Depth multiplies Δ by M^-γ and g by M^-α in branches. What all layers share acts in M
-times as many, which adds a factor M to g. What multiplies the stream itself in each
-layer, or is added to it, has M^-(α+γ) for Δ: M such changes act in a row. Batch size
-and training length (`training.py`) multiply Δ by κ^½, or by another power of length,
-and g by κ^-½.
+Depth multiplies Δ by M^-γ and g by M^-α. Batch size and training length
+(`training.py`) multiply Δ by κ^½, or by another power of length, and g by κ^-½.
 
 The rules apply to each segment of a parameter. Where they give different numbers, a
 multiplier is an array that broadcasts to the parameter.
@@ -309,10 +306,7 @@ def _of_part(
         acts = scale.in_branch or not point.branches_only
         depth = scale.depth if acts else 1.0
         update = row.update.of(scale) * depth**-point.gamma * point.richness
-        if scale.on_stream and point.branches_only:
-            update *= scale.depth ** -(point.alpha + point.gamma)
         gradient = row.gradient.of(scale) * depth**-point.alpha / point.richness
-        gradient *= scale.uses
         update, gradient = update * clock.update, gradient * clock.gradient * theta
         geometry = GEOMETRIES[family]
         raw = (

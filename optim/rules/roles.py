@@ -101,10 +101,6 @@ class ParamScale:
       depth: depth ratio M of the residual stream that its branch is added to, or of the
         model (the largest of its streams) outside of branches.
       in_branch: whether it is inside a residual branch.
-      on_stream: whether it multiplies the stream itself in each layer, or is added to
-        it, e.g. the gain and bias of a norm after the addition.
-      uses: growth of the number of layers that each copy acts in: M for a parameter
-        that all layers share, 1 for one of each layer.
       ends_branch: whether its stored values carry the branch's multiplier, because the
         model does not multiply the branch.
       carried: a factor of the model that its stored values carry, e.g. (base head
@@ -145,8 +141,6 @@ class ParamScale:
     width_last: float = 1.0
     depth: float = 1.0
     in_branch: bool = False
-    on_stream: bool = False
-    uses: float = 1.0
     ends_branch: bool = False
     carried: float = 1.0
     offset: float = 0.0
