@@ -1031,6 +1031,7 @@ class Comparison:
             ratios = kind.ratios(functools.partial(self._lacks, share=share))
             kind.check_known(ratios, kind.now[0].node)
             for (each, then), wanted in zip(kind.twins, ratios, strict=True):
+                self._check_generated(each, then)
                 growth = each.size / then.size / share
                 if growth == 1:
                     continue
@@ -1045,6 +1046,42 @@ class Comparison:
             if each.node.id not in carried:
                 carried |= self._carry_sum(each, wanted, growth, lacking)
         return growing
+
+    def _check_generated(self, now: Sum, then: Sum) -> None:
+        """Raise a `ValueError` for a kernel that a parameter makes, if a norm follows.
+
+        Where the size of the kernel has no effect, only the ratio of its initial size
+        and its rate matters. It is the root of the fan-in, which a multiplier cannot
+        give to a parameter whose own fan-in is another one.
+        """
+        if now.size == then.size or self.large.sums.constant(now) is not None:
+            return
+        for k, (side, other) in enumerate(zip(now.sides, then.sides, strict=True)):
+            labels = self.large.axes.entries(side)
+            into, out = (
+                {
+                    axis
+                    for index in indices(now.node)
+                    if set(index.axes) == among and (index.out is None) == summed
+                    for a in (index.axes[k],)
+                    if side.shape[a] != other.shape[a]
+                    for axis in labels[a]
+                }
+                for among, summed in (({0, 1}, True), ({k}, False))
+            )
+            for param in {p for p, _ in into} & {p for p, _ in out}:
+                advice = (
+                    "store it with an axis for the inputs and one for the outputs of "
+                    "the kernel, e.g. (k, n, m) in place of (k, n * m)"
+                    if into & out
+                    else "compute the kernel from a fixed number of values, or leave "
+                    "the norm out"
+                )
+                raise ValueError(
+                    f"{self.large.reading.path_of[param]!r} makes a kernel for each "
+                    f"input ({now.node.line}) whose result is normalized: its initial "
+                    f"size and its rate need different powers of the width; {advice}"
+                )
 
     def _settle_states(self) -> None:
         """Find whether what states start from is a kernel, or has entries of size one.

@@ -648,3 +648,17 @@ def convolutions_mixed_by_routers(n):
         return x.mean((0, 1)) @ p["out"]
 
     return p, (floats(2, 6, 6, 5),), lambda p, x: jax.vmap(lambda x: one(p, x))(x)
+
+
+# The kernel of each example is normalized away, so that its size has no effect.
+@program(CONDITIONED, asks=r"'w' makes a kernel .* one for the outputs of the kernel")
+def kernels_mixed_from_rows_of_all_their_entries_before_a_norm(n, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, r=(n, 3))
+    p["w"] = jnp.zeros((3, n, n) if remedy else (3, n * n))
+
+    def call(p, x):
+        x = jnp.tanh(x @ p["in"])
+        kernel = jnp.tensordot(jax.nn.sigmoid(x @ p["r"]), p["w"], 1).reshape(-1, n, n)
+        return jax.nn.relu(norm(jnp.einsum("bi,bio->bo", x, kernel))) @ p["out"]
+
+    return p, X, call
