@@ -655,10 +655,12 @@ class Program:
         spots = {x.spot for x in sums if id(x) in used and dead}
         used |= {id(x) for x in dead if x.spot in spots}
         self._add_sources(used)
-        forward = (x for x in self.nodes if id(x) in used and not x.backward)
-        alone = {id(x) for x in self.params} - {
-            id(x) for node in forward for x in node.operands
-        }
+        met: set[int] = set()
+        for node in reversed(self.nodes):
+            is_moved = node.op in MOVES and origin(node).op == "param"
+            if id(node) in (met if is_moved else used) and not node.backward:
+                met |= {id(x) for x in node.operands}
+        alone = {id(x) for x in self.params} - met
         for node in self.nodes:
             if any(id(x) in alone for x in node.operands):
                 alone.add(id(node))
