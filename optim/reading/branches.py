@@ -22,8 +22,8 @@ _NONLINEAR = frozenset(
 # Linear in their data operands, besides `MOVES`.
 LINEAR = frozenset(
     """
-    all_gather concatenate cumsum join last neg pad psum reduce_sum reduce_window_sum
-    rev scan_in scan_out sum
+    all_gather concatenate cumsum fft join last neg pad psum reduce_sum
+    reduce_window_sum rev scan_in scan_out sum
     """.split()  # noqa: SIM905
 )
 # They take a part of a value, so that a parameter holds more than this part.

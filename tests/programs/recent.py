@@ -382,3 +382,19 @@ def number_of_each_layer_beside_a_branch_in_a_loop(n, L):
         return norm(x) @ p["out"]
 
     return p, (floats(4, 5),), call
+
+
+@program({**ENDS, r"b/\d/[gc]": "Ve", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def fourier_mixing_after_the_gain_of_a_norm(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p["b"] = layers(L, u=(n, n), d=(n, n), g=(n,), c=(n,))
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x) * w["g"] + w["c"]
+            x = x + jnp.fft.fft2(y, axes=(-2, -1), norm="ortho").real
+            x = x + mlp(w, norm(x))
+        return norm(x) @ p["out"]
+
+    return p, (floats(2, 6, 5),), call
