@@ -63,6 +63,8 @@ def test_base_equal_to_target():
         infer(mlp(8), mlp(8))
     with refuses("have the same widths"):
         infer(mlp(8), mlp(8), delta=mlp(8))
+    more = {"embed": jnp.zeros((20, 8))}  # a larger vocabulary alone
+    assert set(optim.explain(infer(mlp(8), mlp(8) | more)).rows) == set(mlp(8))
 
 
 def test_a_dimension_shrinks():

@@ -1,6 +1,6 @@
 """Growth ratios of a parameter, from its shapes and the uses of its axes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from ..rules.parametrizations import Parametrization
@@ -89,9 +89,10 @@ def _check_growth(
             )
 
 
-def check_something_grows(scales: Iterable[ParamScale]) -> None:
+def check_something_grows(scales: Collection[ParamScale]) -> None:
     """Raise a `ValueError` if base and target are the same."""
-    if all(s.role is Role.FIXED and s.depth == 1 for s in scales):
+    same = (s.role is Role.FIXED and s.shape == s.base_shape for s in scales)
+    if all(same) and all(s.depth == 1 for s in scales):
         raise ValueError(
             "base and target have the same widths and the same depth; build the base "
             "with a smaller width or depth. For a model that is its own base, pass a "
