@@ -9,6 +9,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from programs import (  # noqa: F401
@@ -728,6 +729,18 @@ def with_gradients(run):
     return lambda p, *x: jax.value_and_grad(lambda p: mean_square(run(p, *x)))(p)
 
 
+def with_a_step(run):
+    def step(params, *x):
+        value, grads = with_gradients(run)(params, *x)
+        updates, state = ADAM.update(grads, ADAM.init(params), params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step
+
+
+ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+
+
 def on_two_batches(run):
     return lambda p, *x: (
         mean_square(run(p, *x)) + mean_square(run(p, *(jnp.flip(y, 0) for y in x)))
@@ -750,6 +763,8 @@ def on_many_batches(run):
         (with_gradients, "wavenet_in_a_scan"),
         (with_gradients, "mixture_of_depths"),
         (with_gradients, "stylegan_with_modulated_convolutions"),
+        (with_a_step, "gpt_oss_with_sinks_and_interleaved_gates"),
+        (with_a_step, "tied_embedding_times_the_root_of_the_width"),
         (on_two_batches, "recurrent_depth_with_an_adapter"),
         (on_two_batches, "conditioned_unet_of_residual_blocks"),
         (on_two_batches, "bert_with_post_norm_and_tied_decoder"),

@@ -57,7 +57,8 @@ def infer_scales(
         if `axes` declares every parameter.
       call: the forward pass, a function of the model and the inputs, if it is not
         `model(*inputs)`; the model is a module (for Linen a bound one), a function of
-        the inputs (for Haiku and pairs), or the parameters. A loss will do.
+        the inputs (for Haiku and pairs), or the parameters. A loss, or a whole training
+        step, will do.
       axes: axes of parameters that enter an operation that cannot be read, or of all
         parameters where there are no `inputs`; see `optim.declare`.
       parametrization: a name, or the result of `optim.parametrization`. By default

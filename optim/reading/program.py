@@ -683,8 +683,8 @@ class Program:
         """Find which nodes depend on inputs, on parameters only, and on gradients."""
         for node in self.nodes:
             node.backward = any(map(_is_transposed, node.source))
-        # Gradients beside other results repeat what these are computed from.
-        shown = {i: x for i, x in self.outputs.items() if not x.backward}
+        # Gradients beside other results, and what an optimizer makes of them.
+        shown = {i: x for i, x in self.outputs.items() if not _is_gradient(x)}
         self.outputs = shown or self.outputs
         self._leave_out_unused()
         depends = [False] * len(self.nodes)
@@ -741,6 +741,13 @@ def _flat(operands: list[Node], axis: int) -> Iterator[Node]:
 def _is_transposed(source: Any) -> bool:
     """Whether an equation belongs to a gradient, by the name that JAX gives it."""
     return "transpose(" in str(getattr(source, "name_stack", ""))
+
+
+def _is_gradient(node: Node) -> bool:
+    """Whether a result is computed from gradients, and not from inputs beside them."""
+    sources = list(reach([node], lambda x: () if x.backward else earlier(x)))
+    known = any(x.backward for x in sources)
+    return known and not any(x.op == "input" for x in sources)
 
 
 def _is_scaled(node: Node) -> bool:
