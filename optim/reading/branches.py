@@ -122,6 +122,10 @@ class Branches:
         self._products = {x.id for x in axes.kernel_sums.values()}
         self._outputs = {x.id for x in program.outputs.values()}
         self._backward = {node.id for node in program.nodes if node.backward}
+        self._learned: set[int] = set()  # all but functions of inputs alone
+        for node in program.nodes:
+            if node.op == "param" or any(x.id in self._learned for x in earlier(node)):
+                self._learned.add(node.id)
         self.all: list[Branch] = []
         self.around: list[Branch] = []
         for node in program.nodes:
@@ -570,7 +574,7 @@ class Branches:
         added = {*self._trunks, *(b.add.id for b in self.all)}
         streams = [x for x in read if x is not None and x.id in added]
         for start in dict.fromkeys([common, *streams]):
-            if start is None or start.op == "input" or start in (one, other):
+            if start is None or start in (one, other) or start.id not in self._learned:
                 continue
             sides = [self.between(start, x) for x in (one, other)]
             kernels = [self._kernels(inside) for inside in sides]

@@ -92,6 +92,22 @@ def reversible_network_of_two_streams(n, L):
     return p, X, call
 
 
+@program({**REVERSIBLE, "in2": "I"}, deep=True)
+def reversible_network_whose_streams_read_a_scaled_input(n, L):
+    p = zeros(**{"in": (5, n), "in2": (5, n), "out": (2 * n, 3)})
+    p |= {name: layers(L, u=(n, n), d=(n, n)) for name in "fg"}
+
+    def call(p, x):
+        x = x / 255.0
+        a, b = x @ p["in"], x @ p["in2"]
+        for f, g in zip(p["f"], p["g"], strict=True):
+            a = a + mlp(f, b)
+            b = b + mlp(g, a)
+        return jnp.concatenate([a, b], -1) @ p["out"]
+
+    return p, X, call
+
+
 @program(REVERSIBLE, deep=True)
 def reversible_network_in_a_scan(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
