@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -795,3 +797,29 @@ def test_how_a_loss_calls_the_model_changes_nothing(wrap, name):
         for s in (plain, scales)
     )
     assert one == other
+
+
+def test_operations_of_a_line_are_told_apart_where_python_keeps_no_columns():
+    command = [sys.executable, "-X", "no_debug_ranges", "-c", _TWO_BRANCHES]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["3.0", "True"], ended.stderr
+
+
+_TWO_BRANCHES = """
+import jax, jax.numpy as jnp
+from mupax import optim
+
+def call(p, x):
+    x = x @ p["in"]
+    for w in p["b"]:
+        x = x + jnp.tanh(x @ w["u"]) @ w["d"] + w["c"] + jnp.tanh(x @ w["e"]) @ w["f"]
+    return x @ p["out"]
+
+def make(n, depth):
+    block = {k: jnp.zeros((n, n)) for k in "udef"} | {"c": jnp.zeros(n)}
+    return {"in": jnp.zeros((5, n)), "b": [block] * depth, "out": jnp.zeros((n, 3))}
+
+x = jax.ShapeDtypeStruct((2, 5), jnp.float32)
+scales = optim.infer_scales(make(8, 2), make(32, 6), call=call, inputs=(x,))
+print(scales.depth, scales["b/0/c"].ends_branch)
+"""

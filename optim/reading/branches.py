@@ -121,7 +121,6 @@ class Branches:
         self._shared: frozenset[int] = frozenset()
         self._products = {x.id for x in axes.kernel_sums.values()}
         self._outputs = {x.id for x in program.outputs.values()}
-        self._backward = {node.id for node in program.nodes if node.backward}
         self._learned: set[int] = set()  # all but functions of inputs alone
         for node in program.nodes:
             if node.op == "param" or any(x.id in self._learned for x in earlier(node)):
@@ -361,7 +360,7 @@ class Branches:
         return frozenset(reached) if end.id in reached else frozenset()
 
     def _branch(self, node: Node) -> Branch | None:
-        if node.id in self._backward:
+        if node.backward:
             return None  # a sum of gradients
         if node.op == "scatter-add":  # to some rows of the stream
             one, _, other = node.operands
@@ -1139,7 +1138,7 @@ class Branches:
                 branch = ends.get((user.id, at.id))
                 if branch is not None:
                     found[user.id] = branch
-                elif user.id not in self._backward:  # repeats the forward pass
+                elif not user.backward:  # repeats the forward pass
                     yield user
 
         if any(at.id in self._outputs for at in reach([node], users)):

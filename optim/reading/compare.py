@@ -1072,7 +1072,8 @@ class Comparison:
             for param in {p for p, _ in into} & {p for p, _ in out}:
                 advice = (
                     "store it with an axis for the inputs and one for the outputs of "
-                    "the kernel, e.g. (k, n, m) in place of (k, n * m)"
+                    "the kernel, e.g. (k, n, m) in place of (k, n * m), and let k not "
+                    "grow"
                     if into & out
                     else "compute the kernel from a fixed number of values, or leave "
                     "the norm out"

@@ -165,8 +165,9 @@ _OURS = str(pathlib.Path(__file__).parent)
 def spot_of(source: Any) -> Spot:
     """Where the innermost frame outside of JAX and the model libraries stands.
 
-    Its file and line, and the columns of the expression. The number of its instruction
-    would not do: it may change once Python has called the function a few times.
+    Its file and line, and the columns of the expression; where Python was told to keep
+    no columns, the number of the instruction. That number may change once Python has
+    called a function a few times.
     """
     found: Spot = _NOWHERE
     trace = getattr(source, "traceback", None)
@@ -180,7 +181,8 @@ def spot_of(source: Any) -> Spot:
         users = "/site-packages/" not in name or not any(x in name for x in _LIBRARIES)
         if users or found is _NOWHERE:
             line = f"{name.rpartition('/')[2]}:{frame.line_num}"
-            found = line, trace.code_addr2location(code, place)
+            at = trace.code_addr2location(code, place)
+            found = line, at if at[1] >= 0 else (place,)
         if users:
             break
     return found
@@ -684,8 +686,9 @@ class Program:
         for node in self.nodes:
             node.backward = any(map(_is_transposed, node.source))
         # Gradients beside other results, and what an optimizer makes of them.
-        shown = {i: x for i, x in self.outputs.items() if not _is_gradient(x)}
-        self.outputs = shown or self.outputs
+        if any(node.backward for node in self.nodes):
+            shown = {i: x for i, x in self.outputs.items() if not _is_gradient(x)}
+            self.outputs = shown or self.outputs
         self._leave_out_unused()
         depends = [False] * len(self.nodes)
         changed = True
