@@ -5,8 +5,8 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 
-from .links import CONVOLUTION, ELEMENTWISE, PRODUCTS, indices, is_known, walks_layers
-from .program import MOVES, Node, Program, origin, reach
+from .links import ELEMENTWISE, indices, is_known, walks_layers
+from .program import CONVOLUTION, MOVES, PRODUCTS, Node, Program, origin, reach
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
 # An operand, its contracted axes, its batch axes, and the other operand.

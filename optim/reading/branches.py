@@ -4,14 +4,15 @@ import contextlib
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 
 import numpy as np
 
 from .axes import Axes
 from .degrees import degree_in_parameters
-from .links import PRODUCTS, SUM
-from .program import MOVES, Node, Program, earlier, origin, reach
+from .links import SUM
+from .program import MOVES, PRODUCTS, Node, Program, earlier, origin, reach
 
 _NONLINEAR = frozenset(
     """
@@ -26,6 +27,7 @@ LINEAR = frozenset(
     reduce_window_sum rev scan_in scan_out sum
     """.split()  # noqa: SIM905
 )
+_SUMS = ("add", "scatter-add")  # the latter to some rows of a stream
 # They take a part of a value, so that a parameter holds more than this part.
 _PARTS = frozenset(["slice", "dynamic_slice", "gather"])
 
@@ -125,6 +127,7 @@ class Branches:
         for node in program.nodes:
             if node.op == "param" or any(x.id in self._learned for x in earlier(node)):
                 self._learned.add(node.id)
+        self._spots = Counter(x.spot for x in program.nodes if x.op == "sub")
         self.all: list[Branch] = []
         self.around: list[Branch] = []
         for node in program.nodes:
@@ -146,14 +149,17 @@ class Branches:
         known = {branch.add.id for branch in self.all}
         spots = {branch.add.spot: branch for branch in self.all if branch.add.line}
         nodes = self._program.nodes
-        pairs = [
-            (branch, first)
-            for branch in self.all
-            for first in (branch.trunk, *(nodes[i] for i in branch.inside))
-        ]
-        for branch, first in pairs:
-            while first.op == "add" and first.id not in known and first.spot in spots:
-                like = spots[first.spot]
+
+        def normed(node: Node) -> list[Node]:
+            ends = node.op == "add" or self._kernels([node.id])
+            return [] if ends else earlier(node)
+
+        for branch in self.all:  # which gets longer
+            inner = [nodes[i] for i in branch.inside]
+            for first in (*reach([branch.trunk], normed), *inner):
+                like = spots.get(first.spot) if first.op == "add" else None
+                if like is None or first.id in known:
+                    continue
                 at = like.add.operands[1] is like.end
                 skip, end = first.operands[1 - at], first.operands[at]
                 inside = self._only_for(end)
@@ -161,12 +167,10 @@ class Branches:
                 users = max(len(self._axes.uses(x)) for x in moved)
                 is_stream = skip.data or users > 1  # no bias
                 is_inner = self.trunk(skip)[0].id in branch.inside
-                if not is_stream or is_inner or not self._kernels(inside):
-                    break
-                known.add(first.id)
-                made = self._made(first, skip, end, inside)
-                self.all += [made] if made is not None else []
-                first, _ = self.trunk(skip)
+                if is_stream and not is_inner and self._kernels(inside):
+                    known.add(first.id)
+                    made = self._made(first, skip, end, inside)
+                    self.all += [made] if made is not None else []
         self.all.sort(key=place)
 
     def _add_repeated(self) -> None:
@@ -180,17 +184,18 @@ class Branches:
         spots = {b.add.spot for b in (*self.all, *self.around)}
         found: dict[int, tuple[Node, Node, Node]] = {}
         for node in self._program.nodes:
-            added = node.op == "add" and node.data and not node.backward
+            added = node.op in _SUMS and node.data and not node.backward
             if not added or not node.line or node.id in known or node.spot in spots:
                 continue
-            pairs = [(x, y) for x, y in (node.operands, node.operands[::-1]) if x.data]
-            for skip, end in sorted(pairs, key=lambda pair: -self.trunk(pair[0])[1]):
+            for skip, end in sorted(
+                _summands(node), key=lambda pair: -self.trunk(pair[0])[1]
+            ):
                 if not (end.data or end.weight) or self._is_skip(node, end, skip):
                     continue
                 first = self._repeats(node, skip)
                 if first is not None:
-                    at = node.operands.index(end)
-                    found[first.id] = first, first.operands[1 - at], first.operands[at]
+                    i, k = map(node.operands.index, (skip, end))
+                    found[first.id] = first, first.operands[i], first.operands[k]
                     found[node.id] = node, skip, end
                     break  # of two streams, the larger
         for add, skip, end in found.values():
@@ -212,14 +217,14 @@ class Branches:
         known = {b.add.id for b in self.all}
 
         def before(at: Node) -> list[Node]:
-            if at.id in known or at.op not in ("add", "carry"):
+            if at.id in known or at.op not in (*_SUMS, "carry"):
                 _, *rest = self._stream(at)
                 return rest[:1]
             return [self.trunk(x)[0] for x in earlier(at) if x.data]
 
         stream = list(reach([self.trunk(skip)[0]], before))
         for at in stream:
-            if at.op == "add" and at.spot == node.spot:
+            if at.op == node.op and at.spot == node.spot:
                 passed = any(at.id < x.id and x.id in known for x in stream)
                 return at if passed else None
         for at in stream:
@@ -360,21 +365,13 @@ class Branches:
         return frozenset(reached) if end.id in reached else frozenset()
 
     def _branch(self, node: Node) -> Branch | None:
-        if node.backward:
-            return None  # a sum of gradients
-        if node.op == "scatter-add":  # to some rows of the stream
-            one, _, other = node.operands
-        elif node.op in ("add", "sub"):
-            one, other = node.operands
-            if len(one.shape) != len(other.shape):
-                return None
-        else:
+        if node.backward or node.op not in (*_SUMS, "sub"):
+            return None  # or a sum of gradients
+        one, *_, other = node.operands
+        ranks = len(one.shape), len(other.shape)
+        if not (one.data and other.data and all(ranks)):
             return None
-        if not (one.data and other.data and one.shape):
-            return None
-        is_sum = node.op == "add"
-        pairs = [(one, other), (other, one)] if is_sum else [(one, other)]
-        pairs = [pair for pair in pairs if pair[0].shape == node.shape]
+        is_sum, pairs = node.op == "add", _summands(node)
         for skip, end in pairs:
             if self._is_skip(node, end, skip):  # of a U-Net, for example
                 self._trunks[node.id] = self.trunk(skip)[0]
@@ -403,6 +400,7 @@ class Branches:
                     if start.id < trunk.id and not simple:  # by another stream
                         own = self._only_for(end, {x.add.id for x in self.all})
                         inside = own if self._kernels(own) else inside
+                    simple = simple or node.runs > 1 or self._spots[node.spot] > 1
                     if node.op == "sub" and not (simple and self._is_stream(node)):
                         continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
@@ -442,7 +440,8 @@ class Branches:
         trunk, factor = self.trunk(skip)
         at, constant = skip, 1.0
         while at is not trunk:  # the branch may read the stream after its constant
-            yield at, trunk, constant
+            if at.op == "mul":
+                yield at, trunk, constant
             at, constant = self._inner_step(at, constant)
         starts = *self._same_stream(trunk), *self._gated(trunk, end)
         for start in (*starts, *self._copied(trunk)):
@@ -1149,6 +1148,13 @@ class Branches:
 def place(branch: Branch) -> int:
     """Where a branch is added, as a number."""
     return branch.add.id
+
+
+def _summands(node: Node) -> list[tuple[Node, Node]]:
+    """What may be a stream in a sum, and what is added to it."""
+    one, *_, other = node.operands
+    pairs = [(one, other)] if node.op != "add" else [(one, other), (other, one)]
+    return [(x, y) for x, y in pairs if x.data and x.shape == node.shape]
 
 
 def _is_homogeneous(node: Node) -> bool:

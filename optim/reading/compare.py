@@ -29,11 +29,11 @@ from .growth import grown, same_parametrization, twin
 from .heads import find_heads
 from .kinds import Kind, alike, kinds
 from .leaves import Leaves
-from .links import PRODUCTS, indices
+from .links import indices
 from .lists import Pairing
 from .models import Reading
 from .parallel import Parallel, numbers
-from .program import MOVES, Node, earlier, reach
+from .program import MOVES, PRODUCTS, Node, earlier, reach
 from .roles import Found, find_roles, remedy
 from .segments import segmented
 from .sums import Sum, Sums

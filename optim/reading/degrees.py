@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from .links import PRODUCTS, SUM
-from .program import MOVES, Node, origin, reach
+from .links import SUM
+from .program import MOVES, PRODUCTS, Node, origin, reach
 
 # Homogeneous in their first operand.
 _SAME = MOVES.union(

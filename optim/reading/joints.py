@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .links import PRODUCTS, SUM, Index, index_of
-from .program import Node, Program, reach, regrouped
+from .links import SUM, Index, index_of
+from .program import PRODUCTS, Node, Program, reach, regrouped
 
 
 @dataclasses.dataclass(frozen=True)

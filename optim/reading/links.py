@@ -6,10 +6,8 @@ Each operation is described as an `einsum` is: by its indices.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .program import Node, Program, regrouped
+from .program import CONVOLUTION, PRODUCTS, Node, Program, regrouped
 
-CONVOLUTION = "conv_general_dilated"
-PRODUCTS = ("dot_general", CONVOLUTION, "ragged_dot_general")
 SUM = "sum"  # of the products of the segments of an axis that is summed over
 
 # Operations on entries in the same place of all operands.

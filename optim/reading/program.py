@@ -65,6 +65,8 @@ _OTHER_NAMES = {
     "psum_invariant": "psum",
     "scatter_add": "scatter-add",
 }
+CONVOLUTION = "conv_general_dilated"
+PRODUCTS = ("dot_general", CONVOLUTION, "ragged_dot_general")
 # Operations that give every entry of their operand a place, and change none.
 MOVES = frozenset(
     """
@@ -235,6 +237,7 @@ class Program:
         arguments = [*values, *others, *self.inputs]
         outputs = self._inline(self.traced.jaxpr, self.traced.consts, arguments)
         self.outputs = dict(enumerate(outputs))
+        self._leave_out_zeros()
         self._flow()
 
     def _param(self, index: int, shape: tuple[int, ...]) -> Node:
@@ -328,6 +331,8 @@ class Program:
         is_zero = name in ("add", "sub") and operands[1].value == 0
         if is_zero and operands[0].shape == equation.outvars[0].aval.shape:
             return operands[:1]  # nothing is added
+        if name == "sub" and operands[1].op == "neg":
+            name, operands = "add", [operands[0], operands[1].operands[0]]
         if name == "square":
             name, params = "integer_pow", {"y": 2}
         elif name in ("mul", "div"):
@@ -459,9 +464,10 @@ class Program:
         if name == "scatter":
             numbers, at = params["dimension_numbers"], operands[1]
             part, axes = operands[2], numbers.scatter_dims_to_operand_dims
-            if numbers.inserted_window_dims or len(axes) != 1 or at.shape != (1,):
+            places = np.full(at.shape, at.value) if at.array is None else at.array
+            if numbers.inserted_window_dims or places.shape != (len(axes),):
                 return None
-            found = {axes[0]: at.value}
+            found = dict(zip(axes, places, strict=True))
         else:
             part = operands[1]
             found = {a: x.value for a, x in enumerate(operands[2:])}
@@ -643,6 +649,29 @@ class Program:
         )
         return [self._new("last", [end], end.shape) for _, end in results]
 
+    def _leave_out_zeros(self) -> None:
+        """Read 0 + x as x where x is a stream, e.g. in Python's sum([x, f(x)]).
+
+        Then it comes from such a sum without a kernel. What starts a sum over layers
+        does not, and shows that their results are no stream.
+        """
+        starts: dict[int, Node] = {}
+        for node in self.nodes:
+            for x, y in (node.operands, node.operands[::-1]) * (node.op == "add"):
+                if y.value == 0 and x.shape == node.shape:
+                    starts[node.id] = x
+        again = {
+            self.nodes[i].spot
+            for i, start in starts.items()
+            for x in reach([start], lambda x: () if x.op in PRODUCTS else x.operands)
+            if x.op == "add" and x.id not in starts and x.spot == self.nodes[i].spot
+        }
+        gone = {i: x for i, x in starts.items() if self.nodes[i].spot in again}
+        for node in self.nodes if gone else ():
+            for k, x in enumerate(node.operands):
+                while x.id in gone:
+                    node.operands[k] = x = gone[x.id]
+
     def _leave_out_unused(self) -> None:
         """Keep what results depend on, and parameters that are used nowhere else.
 
@@ -812,6 +841,10 @@ def _fold(name: str, operands: list[Node], params: Any, shape: tuple[int, ...]) 
             return np.power(known[0], float(params["y"]))
         if name in ("and", "or") and all(np.isin(k, (0, 1)).all() for k in known):
             name = "min" if name == "and" else "max"
+        if name == "concatenate":
+            each = zip(known, (x.shape for x in operands), strict=True)
+            parts = [np.broadcast_to(*pair) for pair in each]
+            return np.concatenate(parts, params["dimension"])
         if name == "select_n" and len(known) == 3:
             return np.where(known[0], known[2], known[1])
         if name in _FOLD:

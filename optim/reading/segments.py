@@ -14,10 +14,10 @@ from .axes import Axes
 from .branches import Branches
 from .joints import Cut, Segmented, Through, reshaped, starts_of
 from .leaves import Leaves
-from .links import ELEMENTWISE, PRODUCTS, indices, is_kernel, walks_layers
+from .links import ELEMENTWISE, indices, is_kernel, walks_layers
 from .lists import NUMBER, Pairing, read_lists
 from .models import Reading
-from .program import Node, Program, reach
+from .program import PRODUCTS, Node, Program, reach
 
 ByAxis = dict[int, Cut]
 

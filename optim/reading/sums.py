@@ -14,8 +14,8 @@ from typing import Any
 from .axes import Axes, is_identity
 from .branches import Branches
 from .degrees import constant_that_matters
-from .links import CONVOLUTION, PRODUCTS, index_of
-from .program import MOVES, Node, Program, reach
+from .links import index_of
+from .program import CONVOLUTION, MOVES, PRODUCTS, Node, Program, reach
 
 
 @dataclasses.dataclass(frozen=True)

@@ -265,6 +265,20 @@ def tokens_updated_by_at_add(n, L):
     return p, (*S, tokens(3)), call
 
 
+@program({**ENDS, r"b/\d/p": "Ve", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def prompts_added_to_the_first_tokens_in_each_layer(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, p=(2, n), u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x.at[:, :2].add(w["p"])
+            x = x + jax.nn.relu(x @ w["u"]) @ w["d"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
 @program({**ENDS, "q|k|v|o": "H", "inv": "V"})
 def nystrom_and_landmark_attention(n):
     p = zeros(**ends(n), q=(n, n), k=(n, n), v=(n, n), o=(n, n))
@@ -481,6 +495,38 @@ def learned_queries_alone_before_their_first_branch(n, L):
         return norm(z).mean(1) @ p["out"]
 
     return p, S, call
+
+
+@program(
+    {
+        **ENDS,
+        "place": "V",
+        "query": "Vb",
+        r"b/\d/(c?[qkv]|u)": "Hb",
+        r"b/\d/(c?o|d)": "He",
+    },
+    deep=True,
+)
+def detr_with_norms_after_its_branches_for_single_examples(n, L):
+    """Queries start at zero. What is added to the image is the same in all layers."""
+    names = ("q", "k", "v", "o", "cq", "ck", "cv", "co", "u", "d")
+    p = zeros(**ends(n), place=(4, n), query=(3, n))
+    p |= {"b": layers(L, **dict.fromkeys(names, (n, n)))}
+
+    def attend(q, k, v):
+        return jax.nn.softmax(q @ k.T / n) @ v
+
+    def one(p, x):
+        x, z = x @ p["in"], jnp.zeros_like(p["query"])
+        for w in p["b"]:
+            y = z + p["query"]
+            z = norm(z + attend(y @ w["q"], y @ w["k"], z @ w["v"]) @ w["o"])
+            q, k = (z + p["query"]) @ w["cq"], (x + p["place"]) @ w["ck"]
+            z = norm(z + attend(q, k, x @ w["cv"]) @ w["co"])
+            z = norm(z + jax.nn.relu(z @ w["u"]) @ w["d"])
+        return z @ p["out"]
+
+    return p, (floats(2, 4, 5),), lambda p, x: jax.vmap(one, (None, 0))(p, x)
 
 
 @program(

@@ -307,6 +307,43 @@ def reversible_network_whose_halves_are_set(n, L):
 
 
 @program(REVERSIBLE, deep=True)
+def reversible_network_of_single_examples_whose_halves_are_updated(n, L):
+    p, half = zeros(**{"in": (5, n), "out": (n, 3)}), n // 2
+    p |= {name: layers(L, u=(half, n), d=(n, half)) for name in "fg"}
+
+    def one(p, x):
+        x = x @ p["in"]
+        for f, g in zip(p["f"], p["g"], strict=True):
+            y = x[:, :half] + mlp(f, x[:, half:])
+            x = lax.dynamic_update_slice(x, y, (0, 0))
+            x = x.at[:, half:].set(x[:, half:] + mlp(g, x[:, :half]))
+        return x @ p["out"]
+
+    return p, (floats(2, 4, 5),), lambda p, x: jax.vmap(one, (None, 1))(p, x)
+
+
+@program({**ENDS, r"[abc]/\d/(a|u|d)": "Hb", r"[abc]/\d/o": "He"}, deep=True)
+def modules_with_a_branch_that_are_summed_or_subtracted(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    kernels = dict.fromkeys("audo", (n, n))
+    p |= {name: layers(L, **kernels) for name in "abc"}
+
+    def module(w, x):
+        y = x @ w["a"]
+        return jax.nn.relu(y + mlp(w, y)) @ w["o"]
+
+    def call(p, x):
+        x = x @ p["in"]
+        for a, b, c in zip(p["a"], p["b"], p["c"], strict=True):
+            x = sum([x, module(a, x)])  # starts with 0 + x
+            x = x - (-module(b, x))
+            x = x - module(c, x)
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program(REVERSIBLE, deep=True)
 def reversible_network_in_a_scan_over_joined_halves(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
     p |= {name: zeros(u=(L, n // 2, n), d=(L, n, n // 2)) for name in "fg"}
