@@ -43,13 +43,6 @@ class Event:
         return tuple(sorted(a for a, uses in self.uses.items() if use in uses))
 
 
-@dataclasses.dataclass(frozen=True)
-class Unread:
-    """A primitive that takes a parameter, and whose meaning is not known."""
-
-    node: Node
-
-
 class Axes:
     """Reads what a program does with each axis of its parameters.
 
@@ -75,7 +68,7 @@ class Axes:
     def __init__(self, program: Program, growing: frozenset[Axis] = NONE):
         self._program, self.growing = program, growing
         self.events: list[list[Event]] = [[] for _ in program.params]
-        self.unread: list[list[Unread]] = [[] for _ in program.params]
+        self.unread: list[list[Node]] = [[] for _ in program.params]
         self.sliced: set[Axis] = set()
         self.labels: dict[int, Labels] = {}
         # Products of parameters and activations that are not summed yet, and results
@@ -197,14 +190,14 @@ class Axes:
                 if reason is None:
                     self.events[param].append(Event(node, {}))
                 elif not labelled:
-                    self.unread[param].append(Unread(reason))
+                    self.unread[param].append(reason)
 
     def _give_up(self, node: Node) -> None:
         if node.weight:
             self._lost[node.id] = node
         for operand in node.operands:
             for param in {p for axis in self._of(operand) for p, _ in axis}:
-                self.unread[param].append(Unread(node))
+                self.unread[param].append(node)
 
     def _elementwise(self, node: Node) -> None:
         """Operations on entries in the same place, e.g. adding a bias."""

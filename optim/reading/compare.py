@@ -313,7 +313,7 @@ class Comparison:
         if grows and self._is_unknown(path):
             raise ValueError(self._unused())
         if role is None:
-            role = Found(path, (), (), (), False, False, None)
+            role = Found(path)
         if grows & set(role.mixed):
             raise ValueError(
                 f"axis {role.mixed[0]} of {path!r} holds both the inputs and the "
@@ -322,7 +322,7 @@ class Comparison:
                 "outputs, e.g. by call=lambda params, *inputs: ... that flattens them"
             )
         only_in = grows & set(role.in_axes) and not grows & set(role.out_axes)
-        if role.tied and not role.table and only_in:
+        if role.tied_node and not role.table and only_in:
             # First a readout, then an input.
             role = self.large.roles[path] = role.reversed
             other = self.small.roles[self.twin[path]]
@@ -417,8 +417,8 @@ class Comparison:
                 continue
             if scale.role is Role.OUTPUT and role.at > last:
                 last, width = role.at, scale.width_in
-            elif role.tied and role.tied_at > last:
-                last, width = role.tied_at, scale.width_out
+            elif role.tied_node and role.tied_node.id > last:
+                last, width = role.tied_node.id, scale.width_out
             if scale.width_out != 1 and role.at > ends:
                 ends, out = role.at, scale.width_out
         return width if last >= 0 else out
@@ -1289,7 +1289,7 @@ class Comparison:
                 scale, path = self._found[role.path], role.path
                 if path in known:
                     continue
-                if role.tied:
+                if role.tied_node:
                     self._follow_tied(path)
                     continue
                 if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):

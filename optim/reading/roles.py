@@ -21,20 +21,18 @@ class Found:
       out_axes: the axes that index results, or entries of a vector.
       copies: the axes that count layers, experts or groups.
       table: whether `in_axes` counts the entries of a table.
-      tied: whether the table also multiplies activations, as a readout.
       node: the operation that decides; None if the user declared the axes.
-      tied_node: the product of a tied table with activations.
+      tied_node: a second use, the other way around, e.g. of a tied table as a readout.
       mixed: the axes of which a part is summed over and a part indexes results.
       uncalled: whether it belongs to a well-known layer that the program does not call.
     """
 
     path: str
-    in_axes: tuple[int, ...]
-    out_axes: tuple[int, ...]
-    copies: tuple[int, ...]
-    table: bool
-    tied: bool
-    node: Node | None
+    in_axes: tuple[int, ...] = ()
+    out_axes: tuple[int, ...] = ()
+    copies: tuple[int, ...] = ()
+    table: bool = False
+    node: Node | None = None
     tied_node: Node | None = None
     mixed: tuple[int, ...] = ()
     uncalled: bool = False
@@ -62,11 +60,6 @@ class Found:
         """Place of the deciding operation in the program."""
         return self.node.id if self.node is not None else -1
 
-    @property
-    def tied_at(self) -> int:
-        """Place of the product of a tied table with activations."""
-        return self.tied_node.id if self.tied_node is not None else -1
-
 
 def find_roles(
     reading: Reading, axes: Axes, given: Declarations
@@ -78,12 +71,10 @@ def find_roles(
     """
     found: dict[str, Found | None] = {}
     for index, path in enumerate(reading.path_of):
-        rank = len(reading.leaves[path].shape)
-        events = axes.events[index]
-        shape = reading.leaves[path].shape
+        shape, events = reading.leaves[path].shape, axes.events[index]
         told = given.axes(whole(path), shape)
         if axes.unread[index] and not events and told is None:
-            node = axes.unread[index][0].node
+            node = axes.unread[index][0]
             raise ValueError(
                 f"{path!r} enters {node.op!r} ({node.line or 'unknown line'}), whose "
                 "use of it cannot be read from the program; declare its axes: "
@@ -91,30 +82,23 @@ def find_roles(
             )
         sliced = {a for p, a in axes.sliced if p == index}
         if whole(path) != path:
-            sliced |= {a for a, n in enumerate(reading.leaves[path].shape) if n == 1}
+            sliced |= {a for a, n in enumerate(shape) if n == 1}
         units = {a for p, a in axes.units if p == index}
-        read = _found(path, rank, events, sliced, units)
+        read = _found(path, len(shape), events, sliced, units)
         layer = reading.leaves.layers.get(path)
-        if read is None and told is None and layer is not None:
+        if told is not None:
+            read = _agreed(from_declaration(path, told), read, told.insists)
+        elif read is None and layer is not None:
             own = parsed(path, layer)
-            if own.rank == rank:  # else it is a stack of layers
-                found[path] = dataclasses.replace(
-                    from_declaration(path, own), uncalled=True
-                )
-                continue
-        found[path] = (
-            read
-            if told is None
-            else _agreed(from_declaration(path, told), read, told.insists)
-        )
+            if own.rank == len(shape):  # else it is a stack of layers
+                read = dataclasses.replace(from_declaration(path, own), uncalled=True)
+        found[path] = read
     return found
 
 
 def from_declaration(path: str, told: AxesOf) -> Found:
     """The axes of a parameter as the user declared them."""
-    return Found(
-        path, told.in_axes, told.out_axes, told.copies, told.table, False, None
-    )
+    return Found(path, told.in_axes, told.out_axes, told.copies, told.table)
 
 
 def remedy(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -157,65 +141,40 @@ def _found(
     if not events:
         return None
     copies = {a for e in events for a in e.axes(Use.COPY)} - units
+    copies |= sliced - {a for e in events for a in e.uses}
     sums = [e for e in events if e.axes(Use.IN) or e.axes(Use.LINK)]
+
+    def other_way(out: tuple[int, ...]) -> Node | None:
+        """A use that sums over the outputs, as a tied readout or autoencoder."""
+        into = ((e.node, set(e.axes(Use.IN))) for e in sums)
+        return next((node for node, axes in into if axes and axes <= set(out)), None)
+
     tables = [e for e in events if e.axes(Use.TABLE)]
-    used = {a for e in events for a in e.uses}
-    copies |= {a for a in sliced if a not in used}
-    rest = [a for a in range(rank) if a not in copies]
-    if tables:
-        looked = set(tables[0].axes(Use.TABLE))
-        if looked <= copies:
-            tables = []  # the kernel of each token's expert
-    if tables:
-        looked -= copies
-        out = tuple(a for a in rest if a not in looked)
-        tied = next((e.node for e in sums if set(e.axes(Use.IN)) & set(out)), None)
-        return Found(
-            path,
-            tuple(sorted(looked)),
-            out,
-            _sorted(copies - set(out)),
-            True,
-            tied is not None,
-            tables[0].node,
-            tied,
-        )
-    if not sums:
-        return Found(
-            path, (), tuple(rest), _sorted(copies), False, False, events[0].node
-        )
-    event = next((e for e in sums if e.axes(Use.IN)), sums[0])
-    into, out_axes, links = set(), set(), set()
-    for each in sums:
-        links |= set(each.axes(Use.LINK))
-    into |= set(event.axes(Use.IN))
-    out_axes |= set(event.axes(Use.OUT))
-    mixed = _sorted(into & out_axes - copies)
-    if len(mixed) == 2 and into == out_axes:  # a symmetric function of a kernel
-        into, mixed = {mixed[0]}, ()
-    if links:
-        # Summed against another parameter: the other end of what meets activations.
-        if into and not into & links:
-            out_axes |= links
-        else:
-            into |= links
-    copies -= into
-    out = tuple(a for a in range(rank) if a not in into and a not in copies)
-    # Used the other way around too, as the weights of a tied autoencoder.
-    back = next(
-        (e.node for e in sums if e.axes(Use.IN) and set(e.axes(Use.IN)) <= set(out)),
-        None,
-    )
+    looked = set(tables[0].axes(Use.TABLE)) - copies if tables else set()
+    # Else rows are looked up that are the kernel of each token's expert.
+    if looked:
+        out = tuple(a for a in range(rank) if a not in copies | looked)
+        into, copies = _sorted(looked), _sorted(copies)
+        return Found(path, into, out, copies, True, tables[0].node, other_way(out))
+    event = next((e for e in sums if e.axes(Use.IN)), (sums or events)[0])
+    summed, results = set(event.axes(Use.IN)), set(event.axes(Use.OUT))
+    mixed = _sorted(summed & results - copies)
+    if len(mixed) == 2 and summed == results:  # a symmetric function of a kernel
+        summed, mixed = {mixed[0]}, ()
+    # Summed against another parameter: the other end of what meets activations.
+    links = {a for e in sums for a in e.axes(Use.LINK)}
+    if not summed or summed & links:
+        summed |= links
+    copies -= summed
+    out = tuple(a for a in range(rank) if a not in summed | copies)
     return Found(
         path,
-        _sorted(into),
+        _sorted(summed),
         out,
         _sorted(copies),
-        False,
-        back is not None,
-        event.node,
-        back,
-        mixed,
+        node=event.node,
+        tied_node=other_way(out),
+        mixed=mixed,
     )
 
 
