@@ -17,7 +17,7 @@ from jax.extend import core
 
 from ..reading.axes import Axes, Event, Use
 from ..reading.branches import Branch, Branches
-from ..reading.program import MOVES, Node, Program
+from ..reading.program import MOVES, Node, Program, origin
 
 STREAM = "stream after "
 # A product with a number, by whether each operand is one.
@@ -162,7 +162,7 @@ class Recording:
             if user.op in MOVES and user.at:
                 node = user
                 continue
-            is_bias = user.op in ("add", "add_any") and others and others[0].weight
+            is_bias = user.op == "add" and others and others[0].weight
             is_sum = user.op == "reduce_sum" and event.node.op == "mul"
             # Norms multiply 1/std by their gain, and this by the activation.
             is_norm = first and user.op == "mul" and _has_root(event.node) and others
@@ -200,19 +200,14 @@ class Recording:
 
     def _end(self, branch: Branch) -> str:
         """The parameter in which a branch ends; its kernel rather than its bias."""
-        paths = [
-            self._paths[end.param]
-            for end in branch.ends
-            if end.node.op not in ("add", "add_any", "sub")
-        ]
+        paths = [self._paths[end.param] for end in branch.ends if end.is_kernel]
         return paths[0] if paths else ""
 
     def _add_outputs(self) -> None:
         known = {x.id for x in self._nodes.values()}
         outputs = [(i, x) for i, x in self.program.outputs.items() if x.shape]
-        for i, node in outputs:
-            while node.op in MOVES and len(node.operands) == 1:
-                node = node.operands[0]
+        for i, result in outputs:
+            node = origin(result)
             if node.id not in known:
                 name = f"output/{i}" if len(outputs) > 1 else "output"
                 size = math.prod(node.shape)
@@ -221,14 +216,10 @@ class Recording:
 
 def _has_root(node: Node) -> bool:
     """Whether an operand of a product is one over a root."""
-    for operand in node.operands:
-        while operand.op in MOVES and len(operand.operands) == 1:
-            operand = operand.operands[0]
-        if operand.op == "rsqrt" or (
-            operand.op == "div" and operand.operands[0].value is not None
-        ):
-            return True
-    return False
+    return any(
+        x.op == "rsqrt" or (x.op == "div" and x.operands[0].value is not None)
+        for x in map(origin, node.operands)
+    )
 
 
 def _place(node: Node) -> _Place:

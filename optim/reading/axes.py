@@ -613,7 +613,7 @@ class Axes:
         return self._kernels[node.id]
 
     def _mixed(self, node: Node) -> Labels:
-        if node.op in MOVES and len(node.operands) == 1:
+        if node.op in MOVES:
             labels = self._modulated(node.operands[0])
             if node.operands[0].id in self._mixtures:
                 self._mixtures.add(node.id)
@@ -706,7 +706,7 @@ class Axes:
         """Whether a value is later a kernel: an activation is summed over its axis."""
         for user in self.uses(node):
             k = user.operands.index(node)
-            if user.op in MOVES and len(user.operands) == 1:
+            if user.op in MOVES:
                 if self._acts(user, self._moved(user, [labels])):
                     return True
             elif user.op in PRODUCTS and all(x.data for x in user.operands):

@@ -644,7 +644,7 @@ class Branches:
     @staticmethod
     def _inner_step(node: Node, factor: float) -> tuple[Node, float]:
         """The operand of a cast, a move or a constant factor; else the node."""
-        if node.op in MOVES and len(node.operands) == 1:
+        if node.op in MOVES:
             return node.operands[0], factor
         if node.op == "concatenate" and all(x.op == "slice" for x in node.operands):
             source = node.operands[0].operands[0]

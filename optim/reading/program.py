@@ -134,7 +134,7 @@ class Node:
 
 def origin(node: Node) -> Node:
     """What a value was before it was moved, e.g. broadcast or reshaped."""
-    while node.op in MOVES and len(node.operands) == 1:
+    while node.op in MOVES:
         node = node.operands[0]
     return node
 

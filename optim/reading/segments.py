@@ -342,33 +342,32 @@ class _Finder:
         """A value is taken apart: cut the kernels that it was computed by."""
         if self._meets_again(node, axis):
             return
-        walk = _Walk(self._stops)
-        walk.back(node, axis, cuts)
-        if (walk.kernel or node.weight) and not walk.stopped:
-            self._keep(walk)
-            if node.param is None or len(cuts) + 1 < node.shape[axis]:
-                # else an axis of its own
-                self._count(walk, len(cuts) + 1, lambda: self._in_a_row(node, axis))
+        found = self._back(node, axis, cuts)
+        self._keep(found)
+        if node.param is None or len(cuts) + 1 < node.shape[axis]:
+            # else an axis of its own
+            self._count(found, len(cuts) + 1, lambda: self._in_a_row(node, axis))
 
     def scan(self, node: Node) -> None:
         """A loop over layers takes a value apart."""
         source = node.operands[0]
-        walk = _Walk(self._stops)
-        walk.back(source, 0, frozenset(range(1, source.shape[0])))
-        if (walk.kernel or node.weight) and not walk.stopped:
-            mixed = {
-                key: cuts
-                for key, cuts in walk.found.items()
-                if self._program.params[key[0]].shape[key[1]] > source.shape[0]
-            }
-            walk.found = mixed
-            self._keep(walk)
-            self._count(walk, source.shape[0], lambda: node)
+        found = {
+            key: cuts
+            for key, cuts in self._back(
+                source, 0, frozenset(range(1, source.shape[0]))
+            ).items()
+            if self._program.params[key[0]].shape[key[1]] > source.shape[0]
+        }
+        self._keep(found)
+        self._count(found, source.shape[0], lambda: node)
 
     def _count(
-        self, walk: "_Walk", number: int, after: Callable[[], Node | None]
+        self,
+        found: Iterable[_Key],
+        number: int,
+        after: Callable[[], Node | None],
     ) -> None:
-        for param, axis, _ in walk.found:
+        for param, axis, _ in found:
             self.numbers.setdefault((param, axis), []).append((number, after))
 
     def _in_a_row(self, node: Node, axis: int) -> Node | None:
@@ -403,11 +402,33 @@ class _Finder:
             None,
         )
 
-    def _keep(self, walk: "_Walk") -> None:
-        for key, cuts in walk.found.items():
+    def _keep(self, found: Mapping[_Key, set[int]]) -> None:
+        for key, cuts in found.items():
             ways = self.found.setdefault(key, [])
             if cuts not in ways:
                 ways.append(frozenset(cuts))
+
+    def _back(
+        self, node: Node, axis: int, cuts: frozenset[int]
+    ) -> dict[_Key, set[int]]:
+        """The axes of parameters that an axis of a value comes from, with its cuts."""
+        found: dict[_Key, set[int]] = {}
+        seen: set[tuple[int, int, frozenset[int], int]] = set()
+        made, stack = node.weight, [(node, axis, cuts, 1)]
+        while stack:
+            at, axis, cuts, repeats = step = stack.pop()
+            if (at.id, *step[1:]) in seen or not cuts:
+                continue
+            seen.add((at.id, axis, cuts, repeats))
+            if at.id in self._stops:
+                return {}  # a residual stream is one vector
+            if at.param is not None:
+                found.setdefault((at.param, axis, repeats), set()).update(cuts)
+            before = [*_before(*step)]
+            rows = at.op == "gather" and at.operands[0].weight
+            made = made or (bool(before) and (at.op in PRODUCTS or rows))
+            stack += before
+        return found if made else {}
 
     def _meets_again(self, node: Node, axis: int) -> bool:
         """Whether parts of a value are joined along the same axis, as in a rotation."""
@@ -437,9 +458,7 @@ class _Finder:
                 cuts = self._joined(data, a)
                 summed = kernel.weight and not self._axes.is_gain(kernel, axis)
                 if cuts and summed and data.data:
-                    walk = _Walk(self._stops)
-                    walk.back(kernel, axis, cuts)
-                    self._keep(walk)
+                    self._keep(self._back(kernel, axis, cuts))
 
     def _joined(self, node: Node, axis: int) -> frozenset[int]:
         """Where parts of a value along an axis were joined."""
@@ -497,54 +516,28 @@ def _sources(node: Node, axis: int, repeats: int = 1) -> Iterator[tuple[Node, Th
                 yield node.operands[k], Through(before, repeats, repeats, 1, 1)
 
 
-class _Walk:
-    """Follows the axis of a value back to the parameters that it comes from."""
-
-    def __init__(self, stops: set[int]):
-        self._stops = stops
-        self.found: dict[_Key, set[int]] = {}
-        self.kernel = self.stopped = False
-        self._seen: set[tuple[int, int, frozenset[int], int]] = set()
-
-    def back(self, node: Node, axis: int, cuts: frozenset[int]) -> None:
-        """Follow cuts of a value's axis."""
-        stack = [(node, axis, cuts, 1)]
-        while stack:
-            step = node, axis, cuts, repeats = stack.pop()
-            if (node.id, *step[1:]) in self._seen or not cuts:
-                continue
-            self._seen.add((node.id, axis, cuts, repeats))
-            if node.id in self._stops:  # a residual stream is one vector
-                self.stopped = True
-                return
-            if node.param is not None:
-                key = node.param, axis, repeats
-                self.found.setdefault(key, set()).update(cuts)
-            stack += self._before(*step)
-
-    def _before(
-        self, node: Node, axis: int, cuts: frozenset[int], repeats: int
-    ) -> Iterator[tuple[Node, int, frozenset[int], int]]:
-        if node.op in PRODUCTS:
-            sources = [x for x, _ in _sources(node, axis)]
-            batch = len(sources) > 1 and node.op == "dot_general"
-            if batch or not any(x.weight for x in sources):
-                return
-            self.kernel = True
-        if node.op == "gather" and node.operands[0].weight:
-            if len(cuts) + 1 == node.shape[axis]:
-                return  # an axis of its own
-            self.kernel = True  # rows of a table
-        moved = _offset(node, axis)
-        if moved is not None:
-            if repeats == 1:
-                yield node.operands[0], axis, frozenset(x + moved for x in cuts), 1
+def _before(
+    node: Node, axis: int, cuts: frozenset[int], repeats: int
+) -> Iterator[tuple[Node, int, frozenset[int], int]]:
+    """Operands that an axis of a value comes from, and its cuts in them."""
+    if node.op in PRODUCTS:
+        sources = [x for x, _ in _sources(node, axis)]
+        batch = len(sources) > 1 and node.op == "dot_general"
+        if batch or not any(x.weight for x in sources):
             return
-        for operand, through in _sources(node, axis, repeats):
-            places = [through.place(x) for x in cuts]
-            if (operand.data or operand.weight) and None not in places:
-                found = frozenset(x for x in places if x is not None)
-                yield operand, through.axis, found, through.repeats
+    rows = node.op == "gather" and node.operands[0].weight
+    if rows and len(cuts) + 1 == node.shape[axis]:
+        return  # an axis of its own
+    moved = _offset(node, axis)
+    if moved is not None:
+        if repeats == 1:
+            yield node.operands[0], axis, frozenset(x + moved for x in cuts), 1
+        return
+    for operand, through in _sources(node, axis, repeats):
+        places = [through.place(x) for x in cuts]
+        if (operand.data or operand.weight) and None not in places:
+            found = frozenset(x for x in places if x is not None)
+            yield operand, through.axis, found, through.repeats
 
 
 def _offset(node: Node, axis: int) -> int | None:

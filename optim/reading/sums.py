@@ -257,7 +257,7 @@ class Sums:
                         node.operands[0]
                     )
                 node = node.operands[0]
-            elif node.op in MOVES and len(node.operands) == 1:
+            elif node.op in MOVES:
                 node = node.operands[0]
             elif node.op == "mul":
                 inner = [x for x in node.operands if x.data]
