@@ -162,7 +162,7 @@ class Branches:
                     continue
                 at = like.add.operands[1] is like.end
                 skip, end = first.operands[1 - at], first.operands[at]
-                inside = self._only_for(end)
+                inside = self.only_for(end)
                 moved = reach([skip], lambda x: x.operands if x.op in MOVES else ())
                 users = max(len(self._axes.uses(x)) for x in moved)
                 is_stream = skip.data or users > 1  # no bias
@@ -202,7 +202,7 @@ class Branches:
             trunk, _ = self.trunk(skip)
             inside = frozenset({add.id})
             if end.data:
-                inside = self._only_for(end, known)
+                inside = self.only_for(end, known)
             made = self._made(add, trunk, end, inside)
             weight = self._with_weight(trunk)
             mixes = weight and made and self._depends(weight, made.ends)
@@ -235,17 +235,18 @@ class Branches:
                 return node if again and passed else None
         return None
 
-    def _only_for(self, end: Node, stops: Collection[int] = ()) -> frozenset[int]:
+    def only_for(self, end: Node, stops: Collection[int] = ()) -> frozenset[int]:
         """Ids of the nodes whose only use is to compute a value, with its own.
 
         Args:
           end: the value.
           stops: ids of streams; what they are computed from is left out.
         """
+        if len(self._axes.uses(end)) > 1:
+            return frozenset()
         kept = {end.id}
-        alone = len(self._axes.uses(end)) < 2
         sources = reach(
-            [end] if alone else (),
+            [end],
             lambda node: [
                 x
                 for x in earlier(node)
@@ -394,11 +395,11 @@ class Branches:
                     break  # it reads what was added since
                 if inside and not self._kernels(inside):
                     # E.g. gates of a memory's values.
-                    inside |= self._only_for(end, {start.id})
+                    inside |= self.only_for(end, {start.id})
                 if inside and self._kernels(inside):
                     simple = not any(x.add.id in inside for x in self.all)
                     if start.id < trunk.id and not simple:  # by another stream
-                        own = self._only_for(end, {x.add.id for x in self.all})
+                        own = self.only_for(end, {x.add.id for x in self.all})
                         inside = own if self._kernels(own) else inside
                     simple = simple or node.runs > 1 or self._spots[node.spot] > 1
                     if node.op == "sub" and not (simple and self._is_stream(node)):
@@ -583,7 +584,7 @@ class Branches:
                 mixed = self._mixes(start, node.operands[a])
                 # Layers whose results are added up are read by the next one, too.
                 own = sides[b] - sides[a]
-                alone = start is common or own <= self._only_for(node.operands[b])
+                alone = start is common or own <= self.only_for(node.operands[b])
                 if (plain or mixed) and bends[b] and later and alone:
                     return self._made(node, start, node.operands[b], sides[b])
         return None

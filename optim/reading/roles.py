@@ -154,8 +154,8 @@ def _found(
     # Else rows are looked up that are the kernel of each token's expert.
     if looked:
         out = tuple(a for a in range(rank) if a not in copies | looked)
-        into, copies = _sorted(looked), _sorted(copies)
-        return Found(path, into, out, copies, True, tables[0].node, other_way(out))
+        axes = _sorted(looked), out, _sorted(copies)
+        return Found(path, *axes, True, tables[0].node, other_way(out))
     event = next((e for e in sums if e.axes(Use.IN)), (sums or events)[0])
     summed, results = set(event.axes(Use.IN)), set(event.axes(Use.OUT))
     mixed = _sorted(summed & results - copies)

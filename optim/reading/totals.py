@@ -32,7 +32,6 @@ class Totals:
         self._program, self._axes, self._branches = program, axes, branches
         self._streams = {b.add.id for b in (*branches.all, *branches.around)}
         self._of_streams = self._streams | {b.trunk.id for b in branches.all}
-        self._outputs = {x.id for x in program.outputs.values()}
         self._carries: dict[int, list[Node]] = {}  # by their next value
         for node in program.nodes:
             if node.op == "carry":
@@ -131,30 +130,10 @@ class Totals:
             failure = reason.node
             if not self._branches.goes_on(root):
                 return None  # e.g. losses of examples
-        inside = self._alone(term)
+        inside = self._branches.only_for(end)
+        inside |= {term.add.id} if end.weight else set()
         constant = self._branches.constant(end, ends) * self._branches.outer(root)
         layers = self._branches.layers(inside)
         return Branch(
             term.add, end, end, inside, term.runs, ends, failure, constant, layers
         )
-
-    def _alone(self, term: _Term) -> frozenset[int]:
-        """Ids of the nodes that act through one term alone."""
-        found = {term.add.id} if term.node.weight else set()
-        reached, todo = {term.node.id}, {term.node.id}
-        while todo:  # users first
-            at = max(todo)
-            todo.remove(at)
-            node = self._program.nodes[at]
-            users = {(x.id, at) for x in self._axes.uses(node)}
-            mine = {(term.add.id, term.node.id)}
-            if at in self._outputs or not all(
-                pair in mine or pair[0] in found for pair in users
-            ):
-                continue
-            found.add(at)
-            for operand in node.operands:
-                if operand.data and operand.id not in reached and operand.id < at:
-                    reached.add(operand.id)
-                    todo.add(operand.id)
-        return frozenset(found)
