@@ -6,7 +6,7 @@ array (Adafactor). They
 may also see each head of an attention's kernel as a matrix.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -117,7 +117,12 @@ def _joined(like: Any, tree: Any, scales: Scales) -> Any:
         parts = [found[name] for name in scale.named]
         if mode() is not None:
             return parts[scale.segments.index(scale.widest)]
-        return _joined_parts(parts, _places(scale, leaf))
+        places = _places(scale, leaf)
+        views = [
+            x.reshape(at.view(x.shape)) for x, at in zip(parts, places, strict=True)
+        ]
+        starts = [place.start for place in places]
+        return _assembled(views, starts, 0).reshape(scale.shape)
 
     return map_with_paths(join, like)
 
@@ -130,22 +135,6 @@ def _places(scale: ParamScale, leaf: Any) -> Sequence[Place]:
             "jax.shard_map"
         )
     return [segment.place for segment in scale.segments]
-
-
-def _joined_parts(parts: Sequence[Any], places: Sequence[Place]) -> jax.Array:
-    """An array of its segments, which fill it."""
-    rank = range(len(places[0].start))
-    edges = [[s + n // k for s, n, k in _axes(place)] for place in places]
-    sizes = [max(edge[a] for edge in edges) * places[0].repeats[a] for a in rank]
-    views = [
-        part.reshape(place.view(part.shape))
-        for part, place in zip(parts, places, strict=True)
-    ]
-    return _assembled(views, [place.start for place in places], 0).reshape(sizes)
-
-
-def _axes(place: Place) -> Iterable[tuple[int, int, int]]:
-    return zip(place.start, place.shape, place.repeats, strict=True)
 
 
 def _assembled(
