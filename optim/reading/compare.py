@@ -321,13 +321,6 @@ class Comparison:
                 "own; store each kernel with an axis for its inputs and one for its "
                 "outputs, e.g. by call=lambda params, *inputs: ... that flattens them"
             )
-        only_in = grows & set(role.in_axes) and not grows & set(role.out_axes)
-        if role.tied_node and not role.table and only_in:
-            # First a readout, then an input.
-            role = self.large.roles[path] = role.reversed
-            other = self.small.roles[self.twin[path]]
-            if other is not None:
-                self.small.roles[self.twin[path]] = other.reversed
         before = self.small.roles[self.twin[path]]
         if before is not None and (before.in_axes, before.table) != (
             role.in_axes,

@@ -38,19 +38,6 @@ class Found:
     uncalled: bool = False
 
     @property
-    def reversed(self) -> "Found":
-        """The second of two uses as the deciding one."""
-        if self.tied_node is None:
-            return self
-        return dataclasses.replace(
-            self,
-            in_axes=self.out_axes,
-            out_axes=self.in_axes,
-            node=self.tied_node,
-            tied_node=self.node,
-        )
-
-    @property
     def line(self) -> str:
         """Line of the user's code that decides."""
         return self.node.line if self.node is not None else ""
@@ -83,8 +70,10 @@ def find_roles(
         sliced = {a for p, a in axes.sliced if p == index}
         if whole(path) != path:
             sliced |= {a for a, n in enumerate(shape) if n == 1}
-        units = {a for p, a in axes.units if p == index}
-        read = _found(path, len(shape), events, sliced, units)
+        units, grows = (
+            {a for p, a in each if p == index} for each in (axes.units, axes.growing)
+        )
+        read = _found(path, len(shape), events, sliced, units, grows)
         layer = reading.leaves.layers.get(path)
         if told is not None:
             read = _agreed(from_declaration(path, told), read, told.insists)
@@ -136,7 +125,12 @@ def _agreed(told: Found, read: Found | None, insists: bool) -> Found:
 
 
 def _found(
-    path: str, rank: int, events: list[Event], sliced: set[int], units: set[int]
+    path: str,
+    rank: int,
+    events: list[Event],
+    sliced: set[int],
+    units: set[int],
+    grows: set[int],
 ) -> Found | None:
     if not events:
         return None
@@ -144,18 +138,18 @@ def _found(
     copies |= sliced - {a for e in events for a in e.uses}
     sums = [e for e in events if e.axes(Use.IN) or e.axes(Use.LINK)]
 
-    def other_way(out: tuple[int, ...]) -> Node | None:
+    def other_way(out: set[int]) -> Node | None:
         """A use that sums over the outputs, as a tied readout or autoencoder."""
         into = ((e.node, set(e.axes(Use.IN))) for e in sums)
-        return next((node for node, axes in into if axes and axes <= set(out)), None)
+        return next((node for node, axes in into if axes and axes <= out), None)
 
     tables = [e for e in events if e.axes(Use.TABLE)]
     looked = set(tables[0].axes(Use.TABLE)) - copies if tables else set()
     # Else rows are looked up that are the kernel of each token's expert.
     if looked:
-        out = tuple(a for a in range(rank) if a not in copies | looked)
-        axes = _sorted(looked), out, _sorted(copies)
-        return Found(path, *axes, True, tables[0].node, other_way(out))
+        out = {*range(rank)} - copies - looked
+        every = map(_sorted, (looked, out, copies))
+        return Found(path, *every, True, tables[0].node, other_way(out))
     event = next((e for e in sums if e.axes(Use.IN)), (sums or events)[0])
     summed, results = set(event.axes(Use.IN)), set(event.axes(Use.OUT))
     mixed = _sorted(summed & results - copies)
@@ -166,16 +160,13 @@ def _found(
     if not summed or summed & links:
         summed |= links
     copies -= summed
-    out = tuple(a for a in range(rank) if a not in summed | copies)
-    return Found(
-        path,
-        _sorted(summed),
-        out,
-        _sorted(copies),
-        node=event.node,
-        tied_node=other_way(out),
-        mixed=mixed,
-    )
+    out = {*range(rank)} - copies - summed
+    node, other = event.node, other_way(out)
+    if other is not None and grows & summed and not grows & out:
+        # First a readout, then an input.
+        summed, out, node, other = out, summed, other, node
+    every = map(_sorted, (summed, out, copies))
+    return Found(path, *every, node=node, tied_node=other, mixed=mixed)
 
 
 def _sorted(axes: set[int]) -> tuple[int, ...]:
