@@ -231,10 +231,10 @@ class Axes:
         self._carry_results(node)
 
     def _gated_rows(self, node: Node) -> bool:
-        """Looked-up kernels, each of which is multiplied by a gate, as experts are."""
+        """Looked-up kernels that gates multiply or mix, as experts are."""
         for k, rows in enumerate(node.operands):
             gate = node.operands[1 - k]
-            if rows.id not in self._rows or gate.id in self._rows or not gate.data:
+            if rows.id not in self._rows or gate.id in self._rows or gate.weight:
                 continue
             equal = {None, *self._spread.get(gate.id, NONE)}
             places = {x.out for x in indices(node) if x.axes.get(1 - k) not in equal}
@@ -374,7 +374,7 @@ class Axes:
         left, right = node.operands[:2]
         (lc, rc), (lb, rb) = node.params["dimension_numbers"]
         sides = ((left, lc, lb, right), (right, rc, rb, left))
-        if not lc and self._gated_rows(node):
+        if self._gated_rows(node):
             return
         seeds = self._seeds(left, right) if lc else (False, False)
         if left.weight and right.weight and not any(seeds):
@@ -855,6 +855,10 @@ class Axes:
                 self.norms.append((node, NONE.union(*(labels[a] for a in axes))))
             self._normed.add(node.id)
             return
+        labels = self._of(source)
+        if source.id in self._rows and not any(labels[a] for a in axes):
+            self.labels[node.id] = self._joined(node, [source])  # a sum of experts
+            self._rows[node.id] = self._rows[source.id]
         found = self._results.get(source.id)
         if found is not None:
             if any(kept := self._moved(node, [found])):

@@ -588,9 +588,9 @@ def experts_as_many_as_a_width_summed_with_their_units(n):
     return p, (floats(4, 5),), call
 
 
-@program({**ENDS, r"b/\d/r": "Ob", r"b/\d/u": "Hb", r"b/\d/[dem]": "He"}, deep=True)
+@program({**ENDS, r"b/\d/r": "Ob", r"b/\d/u": "Hb", r"b/\d/[demst]": "He"}, deep=True)
 def kernels_of_chosen_experts_that_end_branches(n, L):
-    kernels = dict.fromkeys("udem", (4, n, n))
+    kernels = dict.fromkeys("udemst", (4, n, n))
     p = zeros(**ends(n)) | {"b": layers(L, r=(n, 4), **kernels)}
 
     def call(p, x):
@@ -604,6 +604,9 @@ def kernels_of_chosen_experts_that_end_branches(n, L):
             x = x + jnp.einsum("btkf,btkfn,btk->btn", h, w["e"][i], g)
             gated = w["m"][i] * g[..., None, None]
             x = x + jnp.einsum("btkf,btkfn->btn", h, gated)
+            mixed = (w["s"][i] * g[..., None, None]).sum(-3)
+            x = x + jnp.einsum("btn,btnm->btm", jax.nn.gelu(y), mixed)
+            x = x + jnp.einsum("btn,btnm->btm", jax.nn.gelu(y), w["t"][i].mean(-3))
         return x @ p["out"]
 
     return p, S, call
