@@ -528,14 +528,15 @@ def linear_attention_with_a_learned_state(n):
     return p, T, call
 
 
-@program({"in": "I", "out": "O", "[qkvo]|w/[ud]": "H"})
+@program({"in": "I", "out": "O", "[qkvo]|w/[udm]": "H"})
 def inner_steps_on_the_kernels_of_a_small_network(n):
     """As in test-time training: the state is a network that each token trains."""
-    p = zeros(**{"in": (7, n)}, w={"u": (n, 2 * n), "d": (2 * n, n)}, out=(n, 3))
+    w = {"u": (n, 2 * n), "d": (2 * n, n), "m": (n, n)}
+    p = zeros(**{"in": (7, n)}, w=w, out=(n, 3))
     p |= {name: jnp.zeros((n, n)) for name in "qkvo"}
 
     def inner(w, x):
-        return x + norm(jax.nn.gelu(x @ w["u"]) @ w["d"])
+        return x @ w["m"] + norm(jax.nn.gelu(x @ w["u"]) @ w["d"])
 
     def step(w, now):
         q, k, v = now
