@@ -148,7 +148,7 @@ def _found(
     # Else rows are looked up that are the kernel of each token's expert.
     if looked:
         out = {*range(rank)} - copies - looked
-        every = map(_sorted, (looked, out, copies))
+        every = _sorted(looked), _sorted(out), _sorted(copies)
         return Found(path, *every, True, tables[0].node, other_way(out))
     event = next((e for e in sums if e.axes(Use.IN)), (sums or events)[0])
     summed, results = set(event.axes(Use.IN)), set(event.axes(Use.OUT))
@@ -165,7 +165,7 @@ def _found(
     if other is not None and grows & summed and not grows & out:
         # First a readout, then an input.
         summed, out, node, other = out, summed, other, node
-    every = map(_sorted, (summed, out, copies))
+    every = _sorted(summed), _sorted(out), _sorted(copies)
     return Found(path, *every, node=node, tied_node=other, mixed=mixed)
 
 
