@@ -58,7 +58,6 @@ class Axes:
       hot: nodes whose entries are one for a choice and zero for others.
       kernel_sums: for each node that sums over an axis of a parameter, with an
         activation, the product that it sums (itself, for `dot_general`).
-      norms: the sums over functions of parameters alone, and the axes that they sum.
       seeds: (product, factor) ids of functions of parameters alone that are multiplied
         as activations, e.g. learned queries.
       states: for each product with a matrix that data changes, e.g. the state of linear
@@ -80,7 +79,6 @@ class Axes:
         # Output axes that a later kernel sums over: units, not copies.
         self.units: set[Axis] = set()
         self._normed: set[int] = set()
-        self.norms: list[tuple[Node, frozenset[Axis]]] = []
         self._kernels: dict[int, Labels] = {}  # those that depend on data
         # For each function of parameters, the axes of those that scale the rows or
         # columns of a kernel in it, and the diagonal matrices of such parameters.
@@ -376,7 +374,7 @@ class Axes:
         sides = ((left, lc, lb, right), (right, rc, rb, left))
         if self._gated_rows(node):
             return
-        seeds = self._seeds(left, right) if lc else (False, False)
+        seeds = self._seeds(node, sides) if lc else (False, False)
         if left.weight and right.weight and not any(seeds):
             self._product_of_weights(node, sides)
             return
@@ -490,29 +488,36 @@ class Axes:
         free = own - {*contracted, *batch}
         return node.id in self._rows and bool(free) and not own.isdisjoint(contracted)
 
-    def _seeds(self, left: Node, right: Node) -> tuple[bool, bool]:
-        """Which of two functions of parameters is a first activation, not a kernel.
+    def _seeds(self, node: Node, sides: Sequence[Side]) -> tuple[bool, bool]:
+        """Which factor of a function of parameters is a first activation, not a kernel.
 
         Learned queries and latents are vectors, are few, are broadcast over the batch
         or normalized before they meet a kernel, or what the kernel makes of them has a
-        bias or a nonlinearity. Low-rank products of kernels have none of this.
+        bias or a nonlinearity. Low-rank products of kernels have none of this. Constant
+        features of a width, e.g. sinusoids, are activations, too.
         """
-        if not (left.weight and right.weight):
+        left, right = (side[0] for side in sides)
+        kernels = [self._is_kernel(x) for x in (left, right)]
+        if left.data or right.data or not any(kernels):
             return False, False
-        if not (self._is_kernel(left) and self._is_kernel(right)):
+        if not all(kernels):
+            kernel, summed, *_, constant = sides[kernels.index(True)]
+            own = self._of(kernel)
+            wide = any(own[a] & self.growing for a in summed) and len(own) > 1
+            if wide and constant.value is None and self._leads_on(node):
+                return not kernels[0], not kernels[1]
             return False, False
         if self.depends(left) & self.depends(right):  # e.g. a kernel's singular vector
             return False, False
         seeds = self._is_seed(left, right), self._is_seed(right, left)
-        product = next(x for x in self._uses[left.id] if right in x.operands)
         if any(seeds):
             return seeds
-        (into, gone), _ = product.params["dimension_numbers"]
+        into, gone = (side[1] for side in sides)
         if self._stays(left, into):
             return True, False
         if [*gone] == [len(right.shape) - 1] and self._stays(right, gone):
             return False, True  # kernel @ activation, of each query
-        return self._leads_on(product), False  # most libraries: activation @ kernel
+        return self._leads_on(node), False  # most libraries: activation @ kernel
 
     def _stays(self, node: Node, gone: Sequence[int]) -> bool:
         """Whether only the axes grow that are summed over, as of a few queries."""
@@ -851,8 +856,6 @@ class Axes:
         if node.weight:
             labels = self._of(source)
             self.labels[node.id] = self._moved(node, [labels])
-            if labels:
-                self.norms.append((node, NONE.union(*(labels[a] for a in axes))))
             self._normed.add(node.id)
             return
         labels = self._of(source)

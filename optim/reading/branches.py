@@ -289,21 +289,27 @@ class Branches:
 
     def _prefer_own_ends(self) -> None:
         """Let no parameter that several branches share end one, e.g. their gate."""
-        known = self._known
         for i, b in enumerate(self.all):
             stop = {(b.add.id, -1 if b.end.weight else b.end.id)}
-            self._shared = frozenset(
+            shared = [
                 e.param
                 for e in b.ends
                 if e.node.runs < b.add.runs or self.escapes(e.node, stop) is not None
-            )
-            if self._shared:
-                self._known = {}
-                with contextlib.suppress(Failure):
-                    ends = tuple(self.ends(b.end))
-                    if not any(self.escapes(e.node, stop) for e in ends):
-                        self.all[i] = dataclasses.replace(b, ends=ends)
-        self._known, self._shared = known, frozenset()
+            ]
+            with self._apart_from(shared), contextlib.suppress(Failure):
+                ends = tuple(self.ends(b.end)) if shared else ()
+                if ends and not any(self.escapes(e.node, stop) for e in ends):
+                    self.all[i] = dataclasses.replace(b, ends=ends)
+
+    @contextlib.contextmanager
+    def _apart_from(self, params: Iterable[int]) -> Iterator[None]:
+        """Find other ends than some parameters."""
+        known, shared = self._known, self._shared
+        self._known, self._shared = {}, shared.union(params)
+        try:
+            yield
+        finally:
+            self._known, self._shared = known, shared
 
     def _is_shared(self, ends: Iterable[End]) -> bool:
         return any(end.param in self._shared for end in ends)
@@ -884,8 +890,12 @@ class Branches:
                 ]
         reason = node
         for x, y in pairs:
+            by = 1.0 if node.op == "div" else self.trunk(y)[1]
             try:
-                found = self.ends(x, 1.0 if node.op == "div" else self.trunk(y)[1])
+                found = self.ends(x, by)
+                if self._depends(y, found):  # e.g. v of g v / |v|
+                    with self._apart_from(e.param for e in found):
+                        found = self.ends(x, by)
             except Failure as failure:
                 reason = failure.node
                 continue
@@ -1013,6 +1023,18 @@ class Branches:
                     return 1.0
         return 1.0
 
+    def norm(self, node: Node) -> float | None:
+        """The size of the entries of an operation's kernel that its norm divides."""
+        kernels = [x for x in node.operands if x.weight]
+        inner = ("mul", "div", "sub", *MOVES)
+        for x in reach(kernels, lambda x: x.operands if x.op in inner else ()):
+            for by in x.operands if x.op in ("mul", "div") else ():
+                total, rooted, constant = self._divisor(by)
+                if total is not None and rooted:
+                    shape, axes = total.operands[0].shape, total.params["axes"]
+                    return (constant * math.prod(shape[a] for a in axes)) ** -0.5
+        return None
+
     def size(self, node: Node) -> float:
         """The size of entries by constants, also before a rotation of pairs of them."""
         node, factor = self.trunk(node)
@@ -1068,24 +1090,32 @@ class Branches:
             return factor
         return 1.0
 
-    @staticmethod
-    def normalizer(by: Node, *, means: bool = False) -> tuple[Node | None, bool]:
+    def normalizer(self, by: Node, *, means: bool = False) -> tuple[Node | None, bool]:
         """The sum that a divisor is computed from, and whether as its root.
 
         Args:
           by: what something is divided by (or multiplied by, if it is an inverse).
           means: whether the sum may be divided by a known number first.
         """
-        rooted = False
+        total, rooted, constant = self._divisor(by)
+        return total if means or constant == 1 else None, rooted
+
+    @staticmethod
+    def _divisor(by: Node) -> tuple[Node | None, bool, float]:
+        """The same, and the constant on the sum, under the root."""
+        rooted, constant = False, 1.0
         for _ in range(12):
             if by.op == "reduce_sum":
-                return by, rooted
+                return by, rooted, constant
             rooted = rooted or by.op in ("sqrt", "rsqrt", "pow")
             inner = [x for x in by.operands if x.data or (by.weight and x.weight)]
-            if len(inner) != 1 or (by.op in ("mul", "div") and not means):
+            if len(inner) != 1:
                 break
+            if by.op in ("mul", "div"):
+                value = abs(by.operands[1].value or math.nan)
+                constant *= value if rooted else value**2
             by = inner[0]
-        return None, rooted
+        return None, rooted, constant
 
     def escapes(
         self, start: Node, stops: Set[tuple[int, int]], others: Collection[Node] = ()

@@ -44,6 +44,8 @@ _MULTILINEAR = ("add", "sub", "mul", "carry", "last", "scan_out", *PRODUCTS)
 _Key = tuple[Hashable, frozenset[str]]  # the place of an addition, parameters
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+# By which power of a fan-in the initial entries of a kernel shrink.
+_POWERS = {Role.INPUT: 0.0, Role.HIDDEN: 0.5, Role.OUTPUT: 1.0}
 
 
 class _Model:
@@ -123,6 +125,15 @@ class _Model:
             lasts[number:] = [node, *lasts[number + 1 :]]
             self._evaluations[layer, node.id] = number
         return self._evaluations[layer, node.id]
+
+    def is_kernel(self, node: Node) -> bool:
+        """Whether a node is the product of a value and a kernel."""
+        is_product = node.op in PRODUCTS or node.id in self._kernel_sums
+        return is_product and any(x.weight for x in node.operands)
+
+    @functools.cached_property
+    def _kernel_sums(self) -> frozenset[int]:
+        return frozenset(x.id for x in self.axes.kernel_sums.values())
 
     def evaluated(self, branch: Branch) -> int:
         """Which evaluation of its layer a branch is of."""
@@ -468,19 +479,27 @@ class Comparison:
     def _deep_streams(
         self, small: list[Branch], large: list[Branch]
     ) -> list[Kind[Branch]]:
-        """The branches of both models, by stream, of the streams that get deeper."""
-        number = self._streams(sorted(large, key=place))
-        streams: dict[int | None, Kind[Branch]] = {}
-        for b in large:
-            at = number[self.large.kind(b)]
-            streams.setdefault(at, Kind([], [])).now.append(b)
-        for b in small:
-            key = self.small.kind(b)
-            # Else the stream of branches with its parameters on another line.
-            like = [at for (_, names), at in number.items() if names & key[1]]
-            found = number.get(key, min(like, default=None))
-            streams.setdefault(found, Kind([], [])).then.append(b)
-        deep = [stream for stream in streams.values() if stream.grows]
+        """The branches of both models, by stream, of the streams that get deeper.
+
+        Stages count as one stream, but for those that a kernel without a skip separates
+        and that do not get deeper, e.g. a decoder of fixed depth.
+        """
+        deep: list[Kind[Branch]] = []
+        for apart in (True, False):
+            number = self._streams(sorted(large, key=place), apart=apart)
+            streams: dict[int | None, Kind[Branch]] = {}
+            for b in large:
+                at = number[self.large.kind(b)]
+                streams.setdefault(at, Kind([], [])).now.append(b)
+            for b in small:
+                key = self.small.kind(b)
+                # Else the stream of branches with its parameters on another line.
+                like = [at for (_, names), at in number.items() if names & key[1]]
+                found = number.get(key, min(like, default=None))
+                streams.setdefault(found, Kind([], [])).then.append(b)
+            deep = [stream for stream in streams.values() if stream.grows]
+            large = [b for stream in deep for b in stream.now]
+            small = [b for stream in deep for b in stream.then]
         for stream in deep:
             known = {self.small.names(b) for b in stream.then}
             for b in stream.now:
@@ -491,19 +510,23 @@ class Comparison:
                     )
         return deep
 
-    def _streams(self, branches: list[Branch]) -> dict[_Key, int]:
+    def _streams(self, branches: list[Branch], *, apart: bool) -> dict[_Key, int]:
         """The number of the stream of each kind of branch.
 
         A stream is that of a chain of branches: a decoder reads the encoder's within
         its branches, and has its own. So has one whose stream starts with the encoder's
         results beside tokens of its own.
+
+        Args:
+          branches: of the target, in the order of the program.
+          apart: whether kernels outside of the branches separate streams.
         """
         kind_at = {b.add.id: self.large.kind(b) for b in branches}
         axes = self.large.axes
         follows = {x.id for x in reach([b.add for b in branches], axes.uses)}
 
         def sources(node: Node) -> list[Node]:
-            if node.id in kind_at:
+            if node.id in kind_at or (apart and self.large.is_kernel(node)):
                 return []
             at, parts = node.params.get("dimension"), earlier(node)
             units = at is not None and any(axes.entries(x)[at] for x in node.operands)
@@ -1246,11 +1269,8 @@ class Comparison:
           linear: only those whose constants multiply the node, too.
         """
 
-        products = {x.id for x in model.axes.kernel_sums.values()}
-
         def sources(at: Node) -> list[Node]:
-            is_product = at.op in PRODUCTS or at.id in products
-            if is_product and any(x.weight for x in at.operands):
+            if model.is_kernel(at):
                 return []
             if not linear:
                 return [x for x in earlier(at) if x.data]
@@ -1278,19 +1298,19 @@ class Comparison:
             known |= self._sources(self.large, node, linear=True)
         for kind in self._layers():
             ratios = kind.ratios(lambda now, then: self._ratio(now.node, then.node))
-            for (role, _), ratio in zip(kind.twins, ratios, strict=True):
+            for (role, before), ratio in zip(kind.twins, ratios, strict=True):
                 scale, path = self._found[role.path], role.path
-                if path in known:
-                    continue
-                if role.tied_node:
+                if role.tied_node and path not in known:
                     self._follow_tied(path)
-                    continue
-                if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
+                if role.tied_node or scale.role not in _POWERS:
                     continue
                 assert role.node is not None
-                kind.check_known(ratios, role.node)
+                if path in known:
+                    ratio = 1.0
+                else:
+                    kind.check_known(ratios, role.node)
                 if self.large.sums.is_scale_free(self._param(path)):
-                    self._check_norm(path, role, ratio)  # weight normalization
+                    self._follow_norm(role, before, ratio)  # weight normalization
                 elif not alike(ratio, 1):
                     self._multiply(path, 1 / ratio)
 
@@ -1307,27 +1327,40 @@ class Comparison:
 
         return self._kinds(layers).values()
 
-    def _check_norm(self, path: str, role: Found, ratio: float) -> None:
-        """Raise a `ValueError` if a kernel's norm is also over outputs that grow."""
-        assert role.node is not None
-        index = self.large.reading.path_of.index(path)
-        small, large, _ = self._shapes[path]
-        if self.large.sums.is_scale_free(role.node):
+    def _follow_norm(self, role: Found, before: Found, ratio: float) -> None:
+        """Entries of a normalized kernel have a size of their own: its gain carries.
+
+        Args:
+          role, before: of the kernel, and of that of the base.
+          ratio: of the constants on the layer.
+
+        Raises:
+          ValueError: the size is not that of the kernel's role, and there is no gain.
+        """
+        node, then = role.node, before.node
+        assert node is not None
+        assert then is not None
+        after, first = self.large.branches.norm(node), self.small.branches.norm(then)
+        if not (after and first) or self.large.sums.is_scale_free(node):
             return
-        for node, summed in self.large.axes.norms:
-            own = {axis for param, axis in summed if param == index}
-            outs = own & {*role.out_axes} & self._growth[path]
-            growth = math.prod(large[a] / small[a] for a in outs) ** 0.5
-            if own & {*role.in_axes} and not alike(growth, 1):
-                if alike(ratio, growth):
-                    return
-                raise ValueError(
-                    f"{path!r} is divided by a norm over its inputs and its outputs "
-                    f"({node.line}), so that its entries shrink where outputs grow; "
-                    f"take the norm over the inputs alone (axes {role.in_axes}), or "
-                    f"multiply the result of the product ({role.line}) by (width / "
-                    f"base width)**0.5 (here {growth:.4g})"
-                )
+        scale = self._found[role.path]
+        right = scale.width_in ** -_POWERS[scale.role]
+        rest = right / ratio * first / after
+        if alike(rest, 1):
+            return
+        weight = next(x for x in node.operands if x.weight)
+        paths = self._params(weight) - {role.path}
+        if paths and not self._elsewhere(paths, {node.id}, {(node.id, -1)}, ()):
+            for path in paths:
+                self._multiply(path, rest)
+            return
+        width = max(scale.width_in, scale.width_out)
+        raise ValueError(
+            f"{role.path!r} is divided by a norm, so that its entries grow by "
+            f"{ratio * after / first:.4g} and not by {right:.4g}: multiply the result "
+            f"of the product ({role.line}) by {rest:.4g}, i.e. by (width / base width)"
+            f"**{math.log(rest) / math.log(width):.4g}"
+        )
 
     def _param(self, path: str) -> Node:
         return self.large.reading.program.params[self.large.reading.path_of.index(path)]

@@ -49,7 +49,9 @@ class Sums:
         found = [self._sum(node) for node in program.nodes]
         self.all = [x for x in found if x is not None]
         self.totals: dict[int, Counter[Any]] = {
-            x.node.id: Counter([x.node.spot]) for x in self.all if len(x.sides) == 2
+            x.node.id: Counter([x.node.spot])
+            for x in self.all
+            if len(x.sides) == 2 and x.node.shape  # losses may add up
         }
         for node in program.nodes:
             if node.op in ("add", "sub", "select_n"):

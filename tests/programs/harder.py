@@ -378,7 +378,9 @@ def auxiliary_losses_of_all_layers(n, L):
         x, loss, each = x @ p["in"], 0.0, 0.0
         for w in p["b"]:
             gates = jax.nn.softmax(x @ w["router"])
+            chosen = jax.nn.one_hot(gates.argmax(-1), 4)
             loss = loss + (gates.mean(0) ** 2).sum()
+            loss = loss + (gates.mean(0) * chosen.mean(0)).sum()
             each = each + jax.nn.logsumexp(x @ w["router"], -1) ** 2
             x = x + gates.max(-1, keepdims=True) * (
                 jax.nn.relu(x @ w["up"]) @ w["down"]

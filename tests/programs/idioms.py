@@ -201,10 +201,10 @@ def bert_with_post_norm_and_tied_decoder(n):
     return p, (tokens(2, 6), tokens(2, 6)), call
 
 
-@program({"patch": "I", "pos|mask|dpos": "V", r"enc/\d/(u|d)": "Hb", "to": "H", r"dec/\d/(u|d)": "Hb", "out": "O"})  # fmt: skip
-def masked_autoencoder_with_a_narrower_decoder(n):
+@program({"patch": "I", "pos|mask|dpos": "V", r"enc/\d/u": "Hb", r"enc/\d/d": "He", "to": "H", r"dec/\d/(u|d)": "H", "out": "O"}, deep=True)  # fmt: skip
+def masked_autoencoder_with_a_decoder_of_fixed_depth(n, L):
     p = zeros(patch=(12, n), pos=(8, n), mask=(1, 1, n // 2), dpos=(8, n // 2), to=(n, n // 2), out=(n // 2, 12))  # fmt: skip
-    p |= {"enc": layers(2, u=(n, n), d=(n, n)), "dec": layers(2, u=(n // 2, n), d=(n, n // 2))}  # fmt: skip
+    p |= {"enc": layers(L, u=(n, n), d=(n, n)), "dec": layers(2, u=(n // 2, n), d=(n, n // 2))}  # fmt: skip
 
     def call(p, x, keep, back):
         x = x @ p["patch"] + p["pos"]

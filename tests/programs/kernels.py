@@ -431,7 +431,7 @@ for name, call in ORDERS.items():
 def divided_by_a_norm(name, call, **more):
     """A convolution `v`, with a gain for each place of its window."""
 
-    def make(n, remedy=False):
+    def make(n):
         def run(p, x):
             def layer(axes):
                 norm = jnp.sqrt((p["v"] ** 2).sum(axes, keepdims=True))
@@ -444,7 +444,7 @@ def divided_by_a_norm(name, call, **more):
                     dimension_numbers=numbers,
                 )
 
-            return jnp.tanh(call(layer, n, remedy)) @ p["out"]
+            return jnp.tanh(call(layer, n)) @ p["out"]
 
         return zeros(**ends(n), v=(3, n, n), g=(3, 1, 1)), S, run
 
@@ -452,21 +452,42 @@ def divided_by_a_norm(name, call, **more):
     program({**ENDS, "v": "H", "g": "F"}, **more)(make)
 
 
-ASKS = r"norm over its inputs and its outputs \(kernels\.py:\d+\)"
+# The entries are smaller by the root of the number of outputs.
 divided_by_a_norm(
-    "norm_over_inputs_and_outputs_then_the_factor",
-    lambda layer, n, remedy: layer((1, 2)) * (n / 8 if remedy else 1) ** 0.5,
-    asks=ASKS,
+    "norm_over_inputs_and_outputs",
+    lambda layer, n: layer((1, 2)),
+    carries={"g": 2.0},
 )
 divided_by_a_norm(
-    "norm_over_inputs_and_outputs_then_over_inputs",
-    lambda layer, n, remedy: layer((0, 1) if remedy else (1, 2)),
-    asks=ASKS,
+    "norm_over_inputs_and_outputs_times_the_factor",
+    lambda layer, n: layer((1, 2)) * (n / 8) ** 0.5,
 )
+divided_by_a_norm("norm_over_inputs", lambda layer, n: layer((0, 1)))
 divided_by_a_norm(
     "norm_over_inputs_and_outputs_before_another_norm",
-    lambda layer, n, remedy: norm(layer((1, 2))),
+    lambda layer, n: norm(layer((1, 2))),
 )
+
+
+@program({"in": "I", "v": "O", "g": "F"}, carries={"g": 0.5})
+def readout_with_weight_norm(n):
+    p = zeros(**{"in": (5, n)}, v=(n, 3), g=(3,))
+    return (
+        p,
+        X,
+        lambda p, x: (
+            features(p, x) @ (p["v"] * p["g"] / jnp.linalg.norm(p["v"], axis=0))
+        ),
+    )
+
+
+@program({"in": "I", "v": "O"}, asks=r"multiply the result .*\*\*-0\.5")
+def readout_of_unit_columns(n, remedy=False):
+    def call(p, x):
+        y = features(p, x) @ (p["v"] / jnp.linalg.norm(p["v"], axis=0))
+        return y * (n / 8) ** -0.5 if remedy else y
+
+    return zeros(**{"in": (5, n)}, v=(n, 3)), X, call
 
 
 def ternary(w):
@@ -606,6 +627,16 @@ def axes_that_hold_heads_and_the_inputs_of_each(n):
         return jax.nn.relu(y.reshape(2, 6, n)) @ p["out"]
 
     return p, S, call
+
+
+@program({**ENDS, "w": "H", "b": "V"})
+def sinusoids_of_the_width_through_a_layer(n):
+    def call(p, x):
+        places = jnp.arange(x.shape[1])[:, None]
+        places = jnp.sin(places * jnp.exp(-jnp.arange(n) / n))
+        return jax.nn.relu(x @ p["in"] + (places @ p["w"] + p["b"])) @ p["out"]
+
+    return zeros(**ends(n), w=(n, n), b=(n,)), S, call
 
 
 # CondConv: what the router makes of an example mixes kernels.

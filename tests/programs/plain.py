@@ -327,8 +327,8 @@ def weight_norm_at_the_end_of_a_branch(n, L):
     def call(p, x):
         x = x @ p["in"]
         for w in p["b"]:
-            v = w["v"] * jax.lax.rsqrt(jnp.sum(w["v"] ** 2, 0) + 1e-12)
-            x = x + jax.nn.relu(x) @ (w["g"] * v)
+            v = w["v"] * w["g"] * jax.lax.rsqrt(jnp.sum(w["v"] ** 2, 0) + 1e-12)
+            x = x + jax.nn.relu(x) @ v
         return x @ p["out"]
 
     return p, X, call
