@@ -6,7 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 
 from .links import ELEMENTWISE, indices, is_known, walks_layers
-from .program import CONVOLUTION, MOVES, PRODUCTS, Node, Program, origin, reach
+from .program import (
+    CONVOLUTION,
+    MOVES,
+    PRODUCTS,
+    Node,
+    Program,
+    averaged,
+    origin,
+    reach,
+)
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
 # An operand, its contracted axes, its batch axes, and the other operand.
@@ -200,6 +209,8 @@ class Axes:
     def _elementwise(self, node: Node) -> None:
         """Operations on entries in the same place, e.g. adding a bias."""
         kernels = [x for x in node.operands if self._is_kernel(x) and x.weight]
+        if (total := averaged(node)) is not None:
+            self._average(total)
         if node.weight:
             self.labels[node.id] = self._joined(node, kernels)
             if any(x.id in self._normed for x in node.operands):
@@ -868,6 +879,16 @@ class Axes:
                 self._results[node.id] = kept
             if node.op == "reduce_sum":
                 self._sum_copies(node, NONE.union(*(found[a] for a in axes)))
+
+    def _average(self, total: Node) -> None:
+        """Kernels whose results are averaged are a layer, as members of an ensemble."""
+        found = self.entries(total.operands[0])
+        summed = NONE.union(*(found[a] for a in total.params["axes"]))
+        if all(
+            any(axis in e.axes(Use.COPY) for e in self.events[param])
+            for param, axis in summed
+        ):
+            self.units |= summed
 
     def _sum_copies(self, node: Node, summed: frozenset[Axis]) -> None:
         """Kernels whose results are summed are one, e.g. those of an attention's heads.

@@ -12,7 +12,7 @@ import numpy as np
 from .axes import Axes
 from .degrees import degree_in_parameters
 from .links import SUM
-from .program import MOVES, PRODUCTS, Node, Program, earlier, origin, reach
+from .program import MOVES, PRODUCTS, Node, Program, averaged, earlier, origin, reach
 
 _NONLINEAR = frozenset(
     """
@@ -120,6 +120,7 @@ class Branches:
         self._dominate()
         self._trunks: dict[int, Node] = {}
         self._known: dict[int, list[End] | Node] = {}
+        self._sums: set[int] = set()
         self._shared: frozenset[int] = frozenset()
         self._products = {x.id for x in axes.kernel_sums.values()}
         self._outputs = {x.id for x in program.outputs.values()}
@@ -136,6 +137,9 @@ class Branches:
                 self.all.append(branch)
         self._add_repeated()
         self._add_first()
+        streams = {b.add.id for b in (*self.all, *self.around)}
+        adds = (x for x in program.nodes if x.op == "add" and x.shape)
+        self._sums = {x.id for x in adds if x.data and x.id not in streams}
         self._leave_out_crossing()
         self._prefer_own_ends()
 
@@ -659,7 +663,8 @@ class Branches:
             if is_one and source.shape == node.shape:  # e.g. rolled
                 return source, factor
         if node.op == "mul" and node.operands[1].value:
-            return node.operands[0], factor * node.operands[1].value
+            share = 1.0 if averaged(node) else node.operands[1].value
+            return node.operands[0], factor * share
         return node, factor
 
     def _same_stream(self, trunk: Node) -> Iterable[Node]:
@@ -922,6 +927,10 @@ class Branches:
     def inner(self, node: Node) -> float:
         """The constant by which the input of a kernel is multiplied."""
         node, factor = self.trunk(node)
+        if node.id in self._sums:
+            added = reach([node], lambda x: x.operands if x.id in self._sums else ())
+            if math.isclose(factor * sum(x.id not in self._sums for x in added), 1):
+                return 1.0  # a mean of values that are added one by one
         while node.op == "sub" and all(x.data for x in node.operands):
             node, more = self.trunk(node.operands[0])  # the mean is subtracted
             factor *= more
@@ -1012,6 +1021,13 @@ class Branches:
                 break
             node = user
         return factor
+
+    def is_mean(self, node: Node) -> bool:
+        """Whether a sum is divided by the number of its terms."""
+        moved = reach(
+            [node], lambda x: self._axes.uses(x) if x is node or x.op in MOVES else ()
+        )
+        return any(averaged(x) is node for x in moved)
 
     def on_weight(self, node: Node) -> float:
         """The constant by which the parameter of an operation is multiplied."""

@@ -5,15 +5,18 @@ fan-in, grows with their number. Layers are no such kernels: each reads the one 
 """
 
 import dataclasses
+import functools
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .axes import Axes
 from .branches import Branch, Branches
+from .kinds import alike
 from .links import index_of, is_kernel
 from .models import Reading
-from .program import Node, earlier
+from .program import PRODUCTS, Node, earlier
 from .totals import Totals
 
 Names = Callable[[str], str]
@@ -75,19 +78,19 @@ class Parallel:
                 mask |= self._masks.get(operand.id, 0)
             self._masks[node.id] = mask
         for node in reading.program.nodes:
-            joins = node.op == "concatenate" and node.data
-            if joins and self._is_summed(node, node.params["dimension"]):
-                self._add(node, node.operands, set())
-        for terms in totals.all:
+            if node.op == "concatenate" and node.data:
+                self._add_joined(node, node.params["dimension"])
+        for terms in totals.every:
             if terms:
                 self._add_sum(terms)
 
     def _add_sum(self, terms: Sequence[Branch]) -> None:
+        own, number = self._own([x.end for x in terms]), sum(x.runs for x in terms)
         ends: set[str] | None = set()
         for term in terms:
+            is_mean = term.failure is not None and term.constant * number
             value = self._branches.unweighted(term.end)
-            gated = value.op in ("mul", "div") and all(x.data for x in value.operands)
-            if term.failure is not None or gated:
+            if self._is_gated(value, own) or (is_mean and not alike(is_mean, 1)):
                 ends = None
             elif ends is not None:
                 ends |= {self._path_of[e.param] for e in term.ends if e.is_kernel}
@@ -98,15 +101,27 @@ class Parallel:
             found.biases |= {self._path_of[e.param] for e in every if not e.is_kernel}
             self.adds |= {x.add.id for x in terms}
 
+    def _is_gated(self, node: Node, own: Sequence[int]) -> bool:
+        """Whether a value of one of several kernels is multiplied by one of neither."""
+        return (
+            node.op in ("mul", "div")
+            and all(x.data for x in node.operands)
+            and not all(
+                self._masks[x.id] & functools.reduce(operator.or_, own, 0)
+                for x in node.operands
+            )
+        )
+
+    def _own(self, values: Sequence[Node]) -> list[int]:
+        """The parameters, as bits, that each value has, and not all."""
+        masks = [self._masks[x.id] for x in values if x.data]
+        shared = functools.reduce(operator.and_, masks, masks[0] if masks else 0)
+        return [mask & ~shared for mask in masks]
+
     def _add(
         self, node: Node, values: Sequence[Node], ends: set[str] | None
     ) -> Join | None:
-        masks = [self._masks[x.id] for x in values if x.data]
-        shared = masks[0] if masks else 0
-        for mask in masks:
-            shared &= mask
-        own = [mask & ~shared for mask in masks]
-        whole = 0
+        own, whole = self._own(values), 0
         for mask in own:
             if mask & whole:
                 return None  # one of them reads another
@@ -120,21 +135,27 @@ class Parallel:
         self.joins[key] = found
         return found
 
-    def _is_summed(self, node: Node, axis: int) -> bool:
-        """Whether a kernel sums over an axis of a value later."""
-        reached, seen = [(node, axis)], set()
+    def _add_joined(self, joined: Node, axis: int) -> None:
+        """Add values that are joined if a kernel, or a mean or gates, sum over them."""
+        own = self._own(joined.operands)
+        reached, seen = [(joined, axis, False)], set()
         while reached:
-            node, axis = reached.pop()
+            node, axis, gated = reached.pop()
             if (node.id, axis) in seen:
                 continue
             seen.add((node.id, axis))
             for user in self._axes.uses(node):
                 index = index_of(user, user.operands.index(node), axis)
                 if index is not None and index.out is not None:
-                    reached.append((user, index.out))
+                    more = gated or self._is_gated(user, own)
+                    reached.append((user, index.out, more))
                 elif index is not None and is_kernel(user):
-                    return True
-        return False
+                    self._add(joined, joined.operands, set())
+                    return
+                elif user.op in ("reduce_sum", *PRODUCTS):
+                    is_mean = not gated and self._branches.is_mean(user)
+                    self._add(joined, joined.operands, set() if is_mean else None)
+                    return
 
 
 def numbers(small: Parallel, large: Parallel) -> dict[str, tuple[float, float]]:

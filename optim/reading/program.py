@@ -139,6 +139,16 @@ def origin(node: Node) -> Node:
     return node
 
 
+def averaged(node: Node) -> Node | None:
+    """The sum that a value divides by the number of its terms; None for others."""
+    total = origin(node.operands[0]) if node.op == "mul" else node
+    if total.op != "reduce_sum" or total is node:
+        return None
+    number = math.prod(total.operands[0].shape[a] for a in total.params["axes"])
+    factor = node.operands[1].value or 0.0
+    return total if math.isclose(number * factor, 1, rel_tol=1e-4) else None
+
+
 def earlier(node: Node) -> list[Node]:
     """Operands, without the end of a loop's body."""
     return node.operands[:1] if node.op == "carry" else node.operands

@@ -24,8 +24,11 @@ class Totals:
     a loop's results are read alike. Scalars (losses) are not read.
 
     Attributes:
-      all: the terms of each sum. As a `Branch`, a term has the constant that multiplies
-        it times that of the sum, and holds the nodes that act through it alone.
+      every: the terms of each sum. As a `Branch`, a term has the constant that
+        multiplies it times that of the sum, and holds the nodes that act through it
+        alone.
+      all: those of sums that a layer reads, or that end in parameters; others are
+        losses of examples, for instance.
     """
 
     def __init__(self, program: Program, axes: Axes, branches: Branches):
@@ -37,12 +40,15 @@ class Totals:
             if node.op == "carry":
                 self._carries.setdefault(node.operands[1].id, []).append(node)
         self._seen: set[int] = set()
+        self.every: list[list[Branch]] = []
         self.all: list[list[Branch]] = []
         for node in reversed(program.nodes):
             if node.id not in self._seen and self._is_sum(node):
                 terms = [t for t in self._terms(node, 1) if t.node.op != "carry"]
-                made = [self._made(term, node) for term in terms]
-                self.all.append([branch for branch in made if branch is not None])
+                made = [b for b in (self._made(t, node) for t in terms) if b]
+                self.every.append(made)
+                known = branches.goes_on(node)
+                self.all.append([b for b in made if known or b.failure is None])
 
     @property
     def all_terms(self) -> list[Branch]:
@@ -128,8 +134,6 @@ class Totals:
                 ends = tuple(dataclasses.replace(e, node=term.add) for e in ends)
         except Failure as reason:
             failure = reason.node
-            if not self._branches.goes_on(root):
-                return None  # e.g. losses of examples
         inside = self._branches.only_for(end)
         inside |= {term.add.id} if end.weight else set()
         constant = self._branches.constant(end, ends) * self._branches.outer(root)

@@ -451,6 +451,41 @@ def mean_over_members_whose_number_grows(n):
     return p, X, call
 
 
+# The probabilities of all members are a layer, over which a mean sums.
+@program({r"m/(\d+/)?(up|out)": "I"})
+def mean_of_the_probabilities_of_members(n):
+    def call(p, x):
+        each = [jnp.tanh(x @ w["up"]) @ w["out"] for w in p["m"]]
+        return jnp.log(jnp.stack([jax.nn.softmax(y) for y in each]).mean(0))
+
+    return {"m": [zeros(up=(5, 8), out=(8, 3)) for _ in range(n // 4)]}, X, call
+
+
+@program({"m/(up|out)": "I", "last": "I", "out": "O"})
+def layer_after_the_mean_of_stacked_members(n):
+    p = zeros(m=dict(up=(n // 4, 5, 8), out=(n // 4, 8, 3)), last=(3, n), out=(n, 3))
+
+    def call(p, x):
+        member = lambda w: jax.nn.softmax(jnp.tanh(x @ w["up"]) @ w["out"])
+        y = jax.vmap(member)(p["m"]).mean(0)
+        return jnp.tanh(y @ p["last"]) @ p["out"]
+
+    return p, X, call
+
+
+@program({r"m/\d+/(up|out)": "F", "gate": "I", "last": "I", "out": "O"})
+def more_experts_in_a_list_whose_results_are_stacked(n):
+    p = zeros(gate=(5, n // 4), last=(8, n), out=(n, 3))
+    p |= {"m": [zeros(up=(5, 8), out=(8, 8)) for _ in range(n // 4)]}
+
+    def call(p, x):
+        y = jnp.stack([jnp.tanh(jnp.tanh(x @ w["up"]) @ w["out"]) for w in p["m"]])
+        y = jnp.einsum("be,ebd->bd", jax.nn.softmax(x @ p["gate"]), y)
+        return jnp.tanh(y @ p["last"]) @ p["out"]
+
+    return p, X, call
+
+
 def added(n, share):
     members = [zeros(up=(n, 8), out=(8, 3), b=(3,)) for _ in range(n // 4)]
 
