@@ -71,6 +71,16 @@ def test_a_program_says_what_its_parameters_do(row):
     assert scales.parametrization.name.startswith(row.point)
 
 
+def test_a_division_by_the_width_is_no_multiplier_of_an_equal_depth():
+    make = growth.linear_attention_that_is_divided_before_a_biased_kernel
+    (base, _, small), (target, inputs, large) = make(8, 2), make(32, 8)
+    with jax.numpy_rank_promotion("allow"):
+        scales = optim.infer_scales((small, base), (large, target), inputs=inputs)
+    assert {s.carried for s in scales.values()} == {1.0}
+    ends = {path for path, scale in scales.items() if scale.ends_branch}
+    assert ends == {f"b/{i}/{name}" for i in range(8) for name in ("o", "d", "bias")}
+
+
 def network(width, depth, *, attention=None, mlp=None, end=lambda y: y, at=None):
     """A transformer without norms; its branches have these constants."""
     block = {name: jnp.zeros((width, width)) for name in ("q", "k", "v", "o", "u", "d")}

@@ -153,14 +153,9 @@ class Branches:
         known = {branch.add.id for branch in self.all}
         spots = {branch.add.spot: branch for branch in self.all if branch.add.line}
         nodes = self._program.nodes
-
-        def normed(node: Node) -> list[Node]:
-            ends = node.op == "add" or self._kernels([node.id])
-            return [] if ends else earlier(node)
-
         for branch in self.all:  # which gets longer
             inner = [nodes[i] for i in branch.inside]
-            for first in (*reach([branch.trunk], normed), *inner):
+            for first in (*self._normed(branch.trunk), *inner):
                 like = spots.get(first.spot) if first.op == "add" else None
                 if like is None or first.id in known:
                     continue
@@ -176,6 +171,15 @@ class Branches:
                     made = self._made(first, skip, end, inside)
                     self.all += [made] if made is not None else []
         self.all.sort(key=place)
+
+    def _normed(self, node: Node) -> Iterator[Node]:
+        """What a value is computed from, up to a sum or a kernel."""
+
+        def before(at: Node) -> list[Node]:
+            ends = at.op == "add" or self._kernels([at.id])
+            return [] if ends else earlier(at)
+
+        return reach([node], before)
 
     def _add_repeated(self) -> None:
         """Add what each layer adds to a stream but does not compute from it.
@@ -457,7 +461,10 @@ class Branches:
         starts = *self._same_stream(trunk), *self._gated(trunk, end)
         for start in (*starts, *self._copied(trunk)):
             yield start, trunk, factor
-        # Or before a learned gain, if it is that of a stream: g x + f(x).
+        # Or before a bias, or a learned gain if it is that of a stream: g x + f(x).
+        if trunk.op == "add" and self._with_weight(trunk) is not None:
+            before, _ = self.trunk(next(x for x in trunk.operands if x.data))
+            yield before, trunk, factor
         before = self.unweighted(trunk)
         if trunk.op == "mul" and before is not trunk:
             stream = before
@@ -580,11 +587,20 @@ class Branches:
         common = self._common(one, other)
         # A stream; what a cell of a recurrent network reads is none.
         read = [self._projected_from(x) for x in (one, other)]
+        for x, y in (read, read[::-1]):
+            if x is None or y is None:
+                continue
+            adds = (at for at in self._normed(y) if at.op == "add")
+            past = {z.id for at in adds for z in [*self._stream(at)][1:]}
+            if any(at.id in past for at in self._normed(x)):
+                return None  # heads of a stream before and after a layer
         added = {*self._trunks, *(b.add.id for b in self.all)}
         streams = [x for x in read if x is not None and x.id in added]
         for start in dict.fromkeys([common, *streams]):
             if start is None or start in (one, other) or start.id not in self._learned:
                 continue
+            if any(x.value == 0 for y in (one, other) for x in y.operands):
+                continue  # the second term of a sum over layers
             sides = [self.between(start, x) for x in (one, other)]
             kernels = [self._kernels(inside) for inside in sides]
             bends = [any(self._bends(i, inside) for i in inside) for inside in sides]
@@ -594,7 +610,7 @@ class Branches:
                 mixed = self._mixes(start, node.operands[a])
                 # Layers whose results are added up are read by the next one, too.
                 own = sides[b] - sides[a]
-                alone = start is common or own <= self.only_for(node.operands[b])
+                alone = own <= self.only_for(node.operands[b])
                 if (plain or mixed) and bends[b] and later and alone:
                     return self._made(node, start, node.operands[b], sides[b])
         return None

@@ -749,13 +749,12 @@ class Comparison:
         self, counted: list[Branch], point: Parametrization | None
     ) -> Parametrization | None:
         """Check the branches' constants, and carry them where there are none."""
-        ratios = []
-        for branch, like, ratio in self._pairs(counted):
-            own, of_kernels = 1.0, False
+        pairs = self._pairs(counted)
+        parts, found = self._parts_of_widths(pairs, point)
+        for (branch, like, _), part in zip(pairs, parts, strict=True):
             if like:
-                own, of_kernels = self._of_widths(branch, like, ratio, point)
-                self._check_ends_agree(branch, like, own if of_kernels else 1.0)
-            ratios.append(ratio / own)
+                self._give_to_widths(branch, like, *part)
+        ratios = [r / own for (*_, r), (own, _) in zip(pairs, parts, strict=True)]
         if not self._ratios:
             for branch, ratio in zip(counted, ratios, strict=True):
                 if not alike(ratio, 1):
@@ -765,7 +764,7 @@ class Comparison:
                         "both have the same depth; use the same constant"
                     )
             return point
-        point = point or self._implied(counted, ratios)
+        point = found
         expected = [self._deep(b) ** -point.alpha for b in counted]
         if not all(isinstance(x, float) for x in expected):
             return point
@@ -823,29 +822,48 @@ class Comparison:
     def _ends(self, branch: Branch) -> set[str]:
         return {self.large.path(end) for end in branch.ends}
 
-    def _of_widths(
+    def _parts_of_widths(
         self,
-        branch: Branch,
-        like: Branch,
-        ratio: float,
+        pairs: Sequence[tuple[Branch, Branch | None, float]],
         point: Parametrization | None,
-    ) -> tuple[float, bool]:
-        """The part of a branch's constant that belongs to widths rather than to depth.
+    ) -> tuple[list[tuple[float, bool]], Parametrization]:
+        """The parts of branches' constants that belong to widths rather than to depth.
+
+        Where widths and depth grow by the same ratio, the rest of all constants says
+        which: all are that of the parametrization, or one.
+
+        Returns:
+          Each part, and whether it is that of the kernels which end the branch; and the
+          parametrization, or the default where none has the rest of the constants.
+        """
+        one = max((b.layers for b, *_ in pairs), default=0) == 1
+        default = point or parametrization("depth_mup" if one else "completep")
+        points = [point] if point else map(parametrization, ("depth_mup", "completep"))
+        options = [self._of_widths(*pair) for pair in pairs]
+        for power, named in [(0.0, default), *((-p.alpha, p) for p in points)]:
+            found = [
+                next((x for x in each if alike(r / x[0], self._deep(b) ** power)), None)
+                for (b, _, r), each in zip(pairs, options, strict=True)
+            ]
+            parts = [x for x in found if x is not None]
+            if len(parts) == len(found):
+                return parts, named
+        return [(1.0, False)] * len(pairs), default
+
+    def _of_widths(
+        self, branch: Branch, like: Branch | None, ratio: float
+    ) -> list[tuple[float, bool]]:
+        """The parts of a branch's constant that may belong to widths.
 
         A sum of products of activations owns the factor that it needs, or its root, up
         to the next kernel. A kernel owns the inverse root of its fan-in, as in the NTK
         parametrization, and what its inputs are divided by, as a softmax's entries. It
         carries the inverse, as it does outside of branches.
-
-        Returns:
-          The part, and whether it is that of the kernels which end the branch.
         """
-        if alike(ratio, 1):
-            return 1.0, False
-        points = [point] if point else map(parametrization, ("depth_mup", "completep"))
-        wanted = [1.0, *(self._deep(branch) ** -p.alpha for p in points)]
-        sums = self._sums_before(branch, like)
         options = [(1.0, False)]
+        if like is None or alike(ratio, 1):
+            return options
+        sums = self._sums_before(branch, like)
         options += [(n**power, False) for _, n, _ in sums for power in (-1.0, -0.5)]
         units = [[e.unit for e in b.ends if e.is_kernel] for b in (branch, like)]
         kernels = [self.large.path(end) for end in branch.ends if end.is_kernel]
@@ -854,15 +872,18 @@ class Comparison:
             options.insert(0, (fan_in**-0.5, True))
         if all(units) and units[0][0] != units[1][0]:
             options.insert(0, (units[0][0] / units[1][0], True))
-        own, of_kernels = next(
-            (x for x in options if any(alike(ratio / x[0], one) for one in wanted)),
-            (1.0, False),
-        )
-        for path in kernels if of_kernels else ():
-            self._let_carry(path, branch.ends, carried=1 / own)
-        for now, _, constant in sums:
+        return options
+
+    def _give_to_widths(
+        self, branch: Branch, like: Branch, own: float, of_kernels: bool
+    ) -> None:
+        """Let the end of a branch, or its sums, have their part of its constant."""
+        for end in branch.ends if of_kernels else ():
+            if end.is_kernel:
+                self._let_carry(self.large.path(end), branch.ends, carried=1 / own)
+        for now, _, constant in self._sums_before(branch, like):
             self._of_branches[now.node.id] = constant / (1 if of_kernels else own)
-        return own, of_kernels
+        self._check_ends_agree(branch, like, own)
 
     def _sums_before(
         self, branch: Branch, like: Branch
@@ -943,17 +964,6 @@ class Comparison:
                 f"{high!r} by {ratios[high]:.4g} times as much as in the base, {low!r} "
                 f"by {ratios[low]:.4g}; multiply the whole branch, biases included"
             )
-
-    def _implied(self, counted: list[Branch], ratios: list[float]) -> Parametrization:
-        """The parametrization whose constants the branches have, or the default."""
-        layers = max(b.layers for b in counted)
-        default = "depth_mup" if layers == 1 else "completep"
-        for name in (default, "depth_mup", "completep"):
-            alpha = parametrization(name).alpha
-            pairs = zip(ratios, map(self._deep, counted), strict=True)
-            if all(alike(ratio, depth**-alpha) for ratio, depth in pairs):
-                return parametrization(name)
-        return parametrization(default)
 
     def _carry(
         self,

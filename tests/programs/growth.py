@@ -279,6 +279,22 @@ def prompts_added_to_the_first_tokens_in_each_layer(n, L):
     return p, S, call
 
 
+@program({**ENDS, r"b/\d/[qkvu]": "Hb", r"b/\d/(o|d)": "He", r"b/\d/bias": "Ve"}, deep=True)  # fmt: skip
+def linear_attention_that_is_divided_before_a_biased_kernel(n, L):
+    p = zeros(**ends(n))
+    p |= {"b": layers(L, **dict.fromkeys("qkvoud", (n, n)), bias=(n,))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            q, k, v = (norm(x) @ w[c] for c in "qkv")
+            x = x + (q @ k.swapaxes(-1, -2) @ v / n) @ w["o"] + w["bias"]
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+        return norm(x) @ p["out"]
+
+    return p, S, call
+
+
 @program({**ENDS, "q|k|v|o": "H", "inv": "V"})
 def nystrom_and_landmark_attention(n):
     p = zeros(**ends(n), q=(n, n), k=(n, n), v=(n, n), o=(n, n))

@@ -1,5 +1,8 @@
 """Residual streams that are not one chain of x + f(x): two streams, mixed values."""
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -339,6 +342,34 @@ def modules_with_a_branch_that_are_summed_or_subtracted(n, L):
             x = x - (-module(b, x))
             x = x - module(c, x)
         return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/b": "Ve"}, deep=True)
+def biases_added_to_a_stream_beside_its_branches(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n), b=(n,))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + w["b"] + mlp(w, x)
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/head": "Oe"}, deep=True)
+def heads_of_all_layers_that_are_added_up(n, L):
+    p = zeros(**{"in": (5, n)}) | {"b": layers(L, u=(n, n), d=(n, n), head=(n, 3))}
+
+    def call(p, x):
+        x, heads = x @ p["in"], []
+        for w in p["b"]:
+            x = x + mlp(w, x)
+            heads.append(norm(x) @ w["head"])
+        return functools.reduce(operator.add, heads)
 
     return p, X, call
 
