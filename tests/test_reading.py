@@ -81,6 +81,16 @@ def test_a_division_by_the_width_is_no_multiplier_of_an_equal_depth():
     assert ends == {f"b/{i}/{name}" for i in range(8) for name in ("o", "d", "bias")}
 
 
+def test_what_reads_a_branch_beside_its_stream_undoes_the_multiplier():
+    make = sciences.mesh_graph_network_with_residual_edges
+    (base, _, small), (target, inputs, large) = make(8, 2), make(32, 6)
+    with jax.numpy_rank_promotion("allow"):
+        scales = optim.infer_scales((small, base), (large, target), inputs=inputs)
+    of_nodes, of_edges = (part.carried for part in scales["b/0/n1"].parts)
+    assert of_nodes == 1
+    assert of_edges == pytest.approx(3)
+
+
 def network(width, depth, *, attention=None, mlp=None, end=lambda y: y, at=None):
     """A transformer without norms; its branches have these constants."""
     block = {name: jnp.zeros((width, width)) for name in ("q", "k", "v", "o", "u", "d")}

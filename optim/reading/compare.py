@@ -29,11 +29,11 @@ from .growth import grown, same_parametrization, twin
 from .heads import find_heads
 from .kinds import Kind, alike, kinds
 from .leaves import Leaves
-from .links import indices
+from .links import indices, is_kernel
 from .lists import Pairing
 from .models import Reading
 from .parallel import Parallel, numbers
-from .program import MOVES, PRODUCTS, Node, earlier, reach
+from .program import MOVES, PRODUCTS, Node, earlier, origin, reach
 from .roles import Found, find_roles, remedy
 from .segments import segmented
 from .sums import Sum, Sums
@@ -984,6 +984,7 @@ class Comparison:
             )
         every = self.large.branches.all
         nodes = {e.node.id for b in every for e in b.ends}
+        readers: dict[tuple[int, int], str] = {}
         for path in map(self.large.path, branch.ends):
             stops = {
                 (b.add.id, -1 if b.end.weight else b.end.id)  # -1: a bias on a sum
@@ -994,6 +995,9 @@ class Comparison:
             others = [e.node for e in branch.ends if self.large.path(e) == path]
             others = [x for x in beside if x not in others]
             elsewhere = self._elsewhere({path}, nodes, stops, others)
+            if elsewhere is not None and (readers := self._readers(branch)):
+                stops |= readers.keys()
+                elsewhere = self._elsewhere({path}, nodes, stops, others)
             if elsewhere is not None:
                 raise ValueError(
                     f"{path!r} ends the {branch.label}, but is "
@@ -1001,6 +1005,40 @@ class Comparison:
                     f"the branch's multiplier; {advice}"
                 )
             self._let_carry(path, branch.ends, in_branch=True, ends_branch=True)
+        for path in {*readers.values()}:
+            self._multiply(path, 1 / expected)
+
+    def _readers(self, branch: Branch) -> dict[tuple[int, int], str]:
+        """Kernels that read a branch's result before it is added, and nothing else.
+
+        E.g. those of nodes in a graph, whose edges have a stream of their own. They
+        undo the multiplier that the end of the branch carries.
+
+        Returns:
+          {(id of the product, id of what it reads): path}; {} where other operations
+          read the result, too.
+        """
+        found: dict[tuple[int, int], str] = {}
+        uses, reached = self.large.axes.uses, [self.large.branches.trunk(branch.end)[0]]
+        for node in reached:  # which gets longer
+            for user in uses(node):
+                onto = user.op == "scatter-add"  # zeros, at places that data choose
+                others = user.operands[:1] if onto else user.operands
+                alone = not any(x.data or x.weight for x in others if x is not node)
+                stored = map(origin, user.operands)
+                kernels = [y.param for y in stored if y.param is not None]
+                if user is branch.add:
+                    continue
+                if is_kernel(user) and kernels:
+                    path = self.large.reading.path_of[kernels[0]]
+                    if sum(e.is_use for e in self.large.events(path)) > 1:
+                        return {}
+                    found[user.id, node.id] = path
+                elif alone and user.op in (*MOVES, *LINEAR, "mul", "scatter-add"):
+                    reached.append(user)
+                else:
+                    return {}
+        return found
 
     def _elsewhere(
         self,

@@ -212,6 +212,34 @@ def hypernetwork_for_all_weights_of_a_small_target(n):
     return p, (*X, floats(4)), call
 
 
+# Nodes read what edges add to their own stream, and undo its multiplier.
+@program(
+    {
+        **{"in": "I", "edges": "I", "out": "O"},
+        r"b/\d/(e|n)[12]": "Hb",
+        r"b/\d/(e|n)g": "Ve",
+    },
+    deep=True,
+)
+def mesh_graph_network_with_residual_edges(n, L):
+    p = zeros(**{"in": (5, n), "edges": (4, n), "out": (n, 3)})
+    shapes = dict(e1=(3 * n, n), e2=(n, n), n1=(2 * n, n), n2=(n, n))
+    p |= {"b": layers(L, **shapes, eg=(n,), ng=(n,))}
+
+    def call(p, h, e, i, j):
+        h, e = h @ p["in"], e @ p["edges"]
+        for w in p["b"]:
+            read = jnp.concatenate([e, h[i], h[j]], -1)
+            message = norm(jax.nn.relu(read @ w["e1"]) @ w["e2"]) * w["eg"]
+            total = jax.ops.segment_sum(message, j, 6)
+            read = jnp.concatenate([h, total], -1)
+            h = h + norm(jax.nn.relu(read @ w["n1"]) @ w["n2"]) * w["ng"]
+            e = e + message
+        return h @ p["out"]
+
+    return p, (floats(6, 5), floats(9, 4), tokens(9), tokens(9)), call
+
+
 @program(
     {
         "node": "I",
