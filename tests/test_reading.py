@@ -56,11 +56,15 @@ def test_a_program_says_what_its_parameters_do(row):
     wrong = {}
     for path, scale in scales.items():
         letter = row.letter(path)
-        roles = [kit.ROLES[x] for x in letter.rstrip("bes").split("|")]
+        roles = [kit.ROLES[x] for x in letter.rstrip("besam").split("|")]
         found = (scale.in_branch, scale.ends_branch, round(scale.carried, 6))
-        place = (letter[-1] in "bes", letter[-1] == "e", round(row.carried(path), 6))
+        end, carried = "e" in letter, round(row.carried(path), 6)
+        place = (end or "b" in letter or "s" in letter, end, carried)
         ends = {segment.ends_branch for segment in scale.segments}
-        assert (ends == {True, False}) == (letter[-1] == "s"), path
+        assert (ends == {True, False}) == ("s" in letter), path
+        more = {(part.on_stream, part.shared) for part in scale.parts}
+        assert any(x for x, _ in more) == ("m" in letter), path
+        assert max(x for _, x in more) == (3.0 if "a" in letter else 1.0), path
         same = found == place if row.deep else found[2] == place[2]
         # Widths grow by 4 and depth by 3.
         ratios = {x for part in scale.parts for x in (part.width_in, part.width_out)}
@@ -126,6 +130,62 @@ X = (kit.floats(2, 4, 5),)
 def read(target, base=None, **options):
     base = network(8, 2) if base is None else base
     return optim.infer_scales(base, target, inputs=X, **options)
+
+
+def _layered(depth, *, shared):
+    """x + f(x) with a norm after each addition; all layers may share parameters."""
+    keys = iter(jax.random.split(jax.random.key(0), 150))
+
+    def draw(*shape):
+        return jax.random.normal(next(keys), shape) * shape[0] ** -0.5
+
+    many = 1 if shared else depth
+    blocks = [{"w": draw(32, 32), "v": draw(32, 32)} for _ in range(many)]
+    blocks = [w | {"g": jnp.ones((1, 32)), "b": jnp.zeros((1, 32))} for w in blocks]
+    params = {"in": draw(5, 32), "blocks": blocks, "out": draw(32, 3)}
+
+    def run(params, x):
+        x = x @ params["in"]
+        for i in range(depth):
+            w = params["blocks"][0 if shared else i]
+            x = x + jnp.tanh(x @ w["w"]) @ w["v"] / depth
+            mean, size = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
+            x = (x - mean) / size * w["g"] + w["b"]
+        return x @ params["out"]
+
+    return run, params
+
+
+def _step(model, names, rates):
+    """How much a step of some parameters changes the results."""
+    (run, params), (family, rate) = model, rates
+    x = jax.random.normal(jax.random.key(1), (64, 5))
+    grads = jax.grad(lambda p: (run(p, x) * jnp.sin(9 * x[:, :3])).mean())(params)
+
+    def moved(path, value, grad):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        size = rate(name) if name[-1] in names else 0.0
+        return value - 1e-3 * size * (jnp.sign(grad) if family == "adam" else grad)
+
+    after = jax.tree_util.tree_map_with_path(moved, params, grads)
+    return float(jnp.abs(run(after, x) - run(params, x)).mean())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("family", ["sgd", "adam"])
+@pytest.mark.parametrize("names", ["wv", "gb"])
+def test_layers_that_are_shared_or_on_the_stream_move_it_alike_at_each_depth(
+    family, shared, names
+):
+    base, target = (_layered(depth, shared=shared) for depth in (8, 64))
+    scales = optim.infer_scales(
+        base, target, inputs=(kit.floats(64, 5),), parametrization="completep"
+    )
+    rows = optim.explain(scales, optimizer=family).rows
+    change = _step(target, names, (family, lambda path: rows[path].learning_rate))
+    assert change == pytest.approx(
+        _step(base, names, (family, lambda path: 1.0)), rel=0.25
+    )
 
 
 @pytest.mark.parametrize(

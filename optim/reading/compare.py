@@ -159,6 +159,45 @@ class _Model:
             if used & branch.inside and not used & (skip - branch.inside):
                 yield path
 
+    def copies(self, path: str) -> int:
+        """The number of layers that a parameter holds, one beside the other."""
+        param = self.reading.path_of.index(path)
+        axes = {a for p, a in self.axes.sliced if p == param}
+        for event in self.axes.events[param]:
+            if event.node.op in ("scan_in", "slice") and not event.node.backward:
+                axes |= {*event.axes(Use.COPY)}
+        return math.prod(self.reading.leaves[path].shape[a] for a in axes)
+
+    def uses(self, path: str, branches: list[Branch]) -> float:
+        """How often branches use each layer that a parameter holds."""
+        inside = frozenset[int]().union(*(b.inside for b in branches))
+        nodes = {e.node.id: e.node.runs for e in self.events(path)}
+        return sum(nodes[i] for i in nodes.keys() & inside) / self.copies(path)
+
+    def on_streams(self, branches: list[Branch]) -> dict[str, tuple[int, int]]:
+        """How often each parameter acts on an activation outside of all branches.
+
+        By name: how often, and how many layers the parameters of that name hold. Not
+        those of which none acts before a branch, e.g. a readout of each layer.
+        """
+        adds = [b.add for b in branches]
+        sides = [x for b in branches for x in b.add.operands if x is not b.end]
+        ahead = {
+            x.id for x in reach(sides, lambda x: [y for y in x.operands if y.data])
+        }
+        behind = {x.id for x in reach(adds, self.axes.uses)}
+        within = frozenset[int]().union(*(b.inside for b in branches))
+        acts, copies, early = Counter[str](), Counter[str](), set[str]()
+        for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
+            nodes = {e.node.id: e.node.runs for e in events if not e.axes(Use.IN)}
+            found = nodes.keys() & (ahead | behind) - within
+            if found:
+                name = self.opened(path)
+                acts[name] += sum(nodes[i] for i in found)
+                copies[name] += self.copies(path)
+                early |= {name} if found & ahead else set()
+        return {name: (acts[name], copies[name]) for name in early}
+
     def names(self, branch: Branch) -> frozenset[str]:
         """The same, without the number of the block."""
         return frozenset(map(self.opened, self.paths(branch)))
@@ -217,6 +256,9 @@ class Comparison:
         self.fractional = fractional
         self._averaged: list[Branch] = []  # terms of means over layers
         self._found: dict[str, ParamScale] = {}
+        self._on_stream: dict[str, float] = {}  # their depth ratios
+        # In how many times as many layers each copy of a parameter is.
+        self._shared: dict[str, float] = {}
         self._ratios: dict[int, float] = {}  # of depths, by the id of a branch
         # By sum, the constants between it and the end of a branch that are not its own.
         self._of_branches: dict[int, float] = {}
@@ -274,8 +316,9 @@ class Comparison:
         counted = sorted([*counted, *added], key=place)
         own = self._leaves.parametrization
         point = same_parametrization(own, point) or own
-        depths, depth = self._inside(counted), self._depth
-        self._found = {path: self._scale(path, path in depths) for path in self._leaves}
+        inside, depth = self._inside(counted), self._depth
+        depths = inside | self._on_stream
+        self._found = {path: self._scale(path, path in inside) for path in self._leaves}
         if not counted and self._deeper:
             depth = self._plain_depth(point)
         elif own is None:
@@ -358,6 +401,8 @@ class Comparison:
             self._shapes[path],
             fractional=self.fractional,
             in_branch=inside,
+            on_stream=path in self._on_stream,
+            shared=self._shared.get(path, 1.0),
             head_shape=heads if small_heads else (),
             base_head_shape=small_heads if heads else (),
             heads_in=heads_in,
@@ -646,6 +691,9 @@ class Comparison:
         small = self._outermost(
             [b for b in self.small.branches.all if self.small.names(b) in names]
         )
+        for path in acts:
+            then = self.small.uses(self.twin[path], small)
+            self._shared[path] = self.large.uses(path, counted) / then if then else 1.0
         for path in self._leaves.keys() - acts.keys():
             now = self._fed(self.large, counted, path)
             then = self._fed(self.small, small, self.twin[path]) if now else None
@@ -656,6 +704,14 @@ class Comparison:
         if numbers[0] != numbers[1]:
             for path in (p for b in after for p in self.large.paths(b)):
                 found.setdefault(path, self._depth)
+        passed = self.large.on_streams(counted), self.small.on_streams(small)
+        for path in self._leaves.keys() - found.keys():
+            now, then = (x.get(self._opened(path)) for x in passed)
+            more = now[0] / then[0] if now and then else 1.0
+            ratios = (r for r in self._ratios.values() if not alike(r, 1))
+            if any(alike(more, r) for r in ratios):
+                self._on_stream[path] = more
+                self._shared[path] = more / (now[1] / then[1])
         return found
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:
@@ -684,11 +740,6 @@ class Comparison:
     ) -> tuple[float, list[Branch]] | None:
         """The branches through which alone a parameter acts; how many of each copy."""
         events = [e for e in model.events(path) if not e.node.backward]
-        taken = [e for e in events if e.node.op in ("scan_in", "slice")]
-        index = model.reading.path_of.index(path)
-        copies = {a for param, a in model.axes.sliced if param == index}
-        copies |= {a for e in taken for a in e.axes(Use.COPY)}
-        number = math.prod(model.reading.leaves[path].shape[a] for a in copies)
         fed: dict[int, Branch] = {}
         for event in events:
             found = model.branches.feeding(event.node, branches)
@@ -696,7 +747,8 @@ class Comparison:
                 return None
             fed |= {b.add.id: b for b in found}
         feeds = [*fed.values()]
-        return (sum(b.runs for b in feeds) / number, feeds) if feeds else None
+        number = sum(b.runs for b in feeds) / model.copies(path)
+        return (number, feeds) if feeds else None
 
     @functools.cached_property
     def _deeper(self) -> dict[str, float]:

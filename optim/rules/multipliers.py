@@ -307,6 +307,9 @@ def _of_part(
         depth = scale.depth if acts else 1.0
         update = row.update.of(scale) * depth**-point.gamma * point.richness
         gradient = row.gradient.of(scale) * depth**-point.alpha / point.richness
+        if scale.on_stream and point.branches_only:
+            update *= scale.depth ** -(point.alpha + point.gamma)
+        gradient *= scale.shared
         update, gradient = update * clock.update, gradient * clock.gradient * theta
         geometry = GEOMETRIES[family]
         raw = (

@@ -101,6 +101,10 @@ class ParamScale:
       depth: depth ratio M of the residual stream that its branch is added to, or of the
         model (the largest of its streams) outside of branches.
       in_branch: whether it is inside a residual branch.
+      on_stream: whether it multiplies the residual stream itself in each layer, or is
+        added to it, e.g. the gain and bias of a norm after the addition.
+      shared: growth of the number of layers that share it: M for a parameter of all
+        layers, 1 for one of each layer.
       ends_branch: whether its stored values carry the branch's multiplier, because the
         model does not multiply the branch.
       carried: a factor of the model that its stored values carry, e.g. (base head
@@ -141,6 +145,8 @@ class ParamScale:
     width_last: float = 1.0
     depth: float = 1.0
     in_branch: bool = False
+    on_stream: bool = False
+    shared: float = 1.0
     ends_branch: bool = False
     carried: float = 1.0
     offset: float = 0.0

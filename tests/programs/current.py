@@ -138,7 +138,7 @@ def ngpt_on_the_sphere(n, L):
         r"b/\d/(o|d)": "He",
         r"b/\d/ve": "Ib",
         r"b/\d/lam": "Fb",
-        r"b/\d/mix": "Fs",
+        r"b/\d/mix": "Fsm",
     },
     deep=True,
 )

@@ -118,7 +118,7 @@ def experts_in_a_list(n):
     return p, X, call
 
 
-@program({"in": "I", "out": "O", "w/0": "Hb", "w/1": "He"}, deep=True)
+@program({"in": "I", "out": "O", "w/0": "Hba", "w/1": "Hea"}, deep=True)
 def one_block_shared_by_all_layers(n, L):
     p = {
         "in": jnp.zeros((5, n)),

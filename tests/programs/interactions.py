@@ -167,7 +167,7 @@ def experts_looked_up_for_a_raw_embedding(n):
 
 
 @program(
-    {"i/.": "I", "out": "O", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "V"},
+    {"i/.": "I", "out": "O", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "Vm"},
     deep=True,
 )
 def norms_of_a_stream_that_starts_at_joined_kernels(n, L):

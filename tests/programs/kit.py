@@ -11,8 +11,9 @@ regular expressions, each of which matches whole paths, to
     F  nothing of it grows
 
 and, where depth grows, "b" after the letter for a parameter inside residual branches,
-"e" for one that ends a branch and carries its multiplier, and "s" if some segments of
-it do. `carries` maps patterns to the factors of logits and readouts that parameters
+"e" for one that ends a branch and carries its multiplier, "s" if some segments of it
+do, then "a" if all layers share it, and "m" if it multiplies the stream itself in each
+layer or is added to it. `carries` maps patterns to the factors of logits and readouts that parameters
 carry; all others carry none. `asks` is the error of a program that cannot be read, and
 `make(..., remedy=True)` follows its advice.
 """

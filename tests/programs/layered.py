@@ -284,12 +284,12 @@ def unet(n, L, weights):
     return model(n, L) | zeros(weights=weights), T, call
 
 
-@program({**BLOCK, "weights": "F"}, deep=True)
+@program({**BLOCK, "weights": "Fm"}, deep=True)
 def skips_of_a_unet_with_learned_weights(n, L):
     return unet(n, L, (L // 2,))
 
 
-@program({**BLOCK, "weights": "V"}, deep=True)
+@program({**BLOCK, "weights": "Vm"}, deep=True)
 def skips_of_a_unet_with_learned_gains(n, L):
     return unet(n, L, (L // 2, n))
 

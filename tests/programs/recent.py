@@ -177,7 +177,7 @@ def nbeats_whose_last_backcast_is_unused(n, L):
     return {"b": layers(L, **shapes)}, (floats(4, 12),), call
 
 
-@program({**BLOCK, "frequencies": "Vb"}, deep=True, carries={r"b/\d/q": 0.5})
+@program({**BLOCK, "frequencies": "Vba"}, deep=True, carries={r"b/\d/q": 0.5})
 def learned_frequencies_of_rotary_positions_beside_prefix_tokens(n, L):
     d = n // 2
 
@@ -355,7 +355,7 @@ def demodulated_convolution(n):
     return p, (floats(2, 4, 4, 3), floats(2, 4)), call
 
 
-@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "V"}, deep=True)
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "Vm"}, deep=True)
 def gain_of_the_stream_beside_a_branch_that_reads_it_before(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
     p["b"] = layers(L, u=(n, n), d=(n, n), g=(n,))
@@ -369,7 +369,7 @@ def gain_of_the_stream_beside_a_branch_that_reads_it_before(n, L):
     return p, (floats(4, 5),), call
 
 
-@program({**ENDS, "w/u": "Hb", "w/d": "He", "w/g": "F"}, deep=True)
+@program({**ENDS, "w/u": "Hb", "w/d": "He", "w/g": "Fm"}, deep=True)
 def number_of_each_layer_beside_a_branch_in_a_loop(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, w={"u": (L, n, n), "d": (L, n, n), "g": (L,)})  # fmt: skip
 

@@ -329,7 +329,7 @@ def linear_attention_by_chunks(n, L):
     return p, S, call
 
 
-@program({**ENDS, r"b/\d/(q|k|v)": "Hb", r"b/\d/o": "He", "slopes": "Vb"}, deep=True)
+@program({**ENDS, r"b/\d/(q|k|v)": "Hb", r"b/\d/o": "He", "slopes": "Vba"}, deep=True)
 def alibi_with_learned_slopes_and_window(n, L):
     hd, H = 4, n // 4
     p = zeros(**ends(n), slopes=(H,)) | {

@@ -548,7 +548,7 @@ def embedding_that_each_layer_adds_times_a_gain(n, L):
     return embedded_again(n, L, lambda x, e, w: x + w["g"] * e, g=(L, n))
 
 
-@program({**ENDS, "u": "Hb", "d": "He", "lam": "Fs"}, deep=True)
+@program({**ENDS, "u": "Hb", "d": "He", "lam": "Fsm"}, deep=True)
 def embedding_and_stream_that_each_layer_mixes(n, L):
     def mix(x, e, w):
         return w["lam"][0] * x + w["lam"][1] * e
@@ -583,7 +583,7 @@ def gain_of_each_layer_on_the_stream_after_two_steps(n, L):
     return p | {"b": layers(L, u=(n, n), d=(n, n), g=(n,))}, X, call
 
 
-@program({**ENDS, "u": "Hb", "d": "He", "times": "Ve"}, deep=True)
+@program({**ENDS, "u": "Hba", "d": "Hea", "times": "Ve"}, deep=True)
 def times_that_are_added_before_each_step_of_one_layer(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(n, n), d=(n, n), times=(L, n))
 
@@ -642,7 +642,7 @@ def unet_whose_middle_value_is_added_to_itself(n, L):
 
 
 @program(
-    {**ENDS, r"b/\d/(u|d)": "Hb", r"b/\d/a": "F"},
+    {**ENDS, r"b/\d/(u|d)": "Hb", r"b/\d/a": "Fm"},
     deep=True,
     asks="does not end in parameters that could carry its multiplier",
 )

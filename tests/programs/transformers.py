@@ -87,7 +87,7 @@ def multi_head_latent_attention(n, L):
     return p, T, call
 
 
-@program({**ENDS, "rel": "Vb", r"b/\d/(q|k|v|wi|wg)": "Hb", r"b/\d/(o|wo)": "He"}, deep=True)  # fmt: skip
+@program({**ENDS, "rel": "Vba", r"b/\d/(q|k|v|wi|wg)": "Hb", r"b/\d/(o|wo)": "He"}, deep=True)  # fmt: skip
 def t5_encoder_with_shared_relative_bias(n, L):
     p = zeros(**{"in": (7, n), "out": (n, 7)}, rel=(8, n // 4))
     p |= {"b": layers(L, q=(n, n), k=(n, n), v=(n, n), o=(n, n), wi=(n, 2 * n), wg=(n, 2 * n), wo=(2 * n, n))}  # fmt: skip
@@ -149,7 +149,7 @@ def swin_with_shifted_windows(n):
     return p, (floats(2, 8, 8, 3),), call
 
 
-@program({"in": "F", "proj": "I", "out": "O", "w/(q|k|v|up)": "Hb", "w/(o|down)": "He"}, deep=True)  # fmt: skip
+@program({"in": "F", "proj": "I", "out": "O", "w/(q|k|v|up)": "Hba", "w/(o|down)": "Hea"}, deep=True)  # fmt: skip
 def albert_with_shared_block_and_factored_embedding(n, L):
     p = zeros(**{"in": (7, 4), "out": (n, 7)}, proj=(4, n))
     p |= {"w": zeros(q=(n, n), k=(n, n), v=(n, n), o=(n, n), up=(n, n), down=(n, n))}
