@@ -74,8 +74,8 @@ def _params(key: jax.Array, model: str, depth: int, n: int = 64) -> dict[str, An
 
 
 def _scales(model: str, depth: int, rule: str) -> optim.Scales:
-    def built(depth: int) -> tuple[Any, Any]:
-        params = functools.partial(_params, model=model, depth=depth)
+    def built(depth: int, n: int = 64) -> tuple[Any, Any]:
+        params = functools.partial(_params, model=model, depth=depth, n=n)
         return (
             lambda params, x: _forward(params, x, model, depth),
             jax.eval_shape(params, jax.random.key(0)),
@@ -83,7 +83,10 @@ def _scales(model: str, depth: int, rule: str) -> optim.Scales:
 
     x = jax.ShapeDtypeStruct((1, 64), jnp.float32)
     scales = optim.infer_scales(
-        built(DEPTHS[0]), built(depth), inputs=(x,), parametrization="completep"
+        *(built(DEPTHS[0]), built(depth)),
+        delta=built(DEPTHS[0], 128),  # the base is a target, too
+        inputs=(x,),
+        parametrization="completep",
     )
     if rule == "every layer":
         return scales

@@ -872,7 +872,7 @@ def test_how_a_loss_calls_the_model_changes_nothing(wrap, name):
         scales = optim.infer_scales(*models, inputs=tuple(more))
     one, other = (
         {
-            k: (v.role, v.depth, v.carried, v.in_branch, v.ends_branch)
+            k: (v.role, v.depth, v.carried, v.in_branch, v.ends_branch, v.shared)
             for k, v in s.items()
         }
         for s in (plain, scales)

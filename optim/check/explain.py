@@ -122,6 +122,17 @@ class Explanation:
                 "residual streams get deeper by different factors M: "
                 + "; ".join(f"{m:g} ({', '.join(depths[m])})" for m in sorted(depths))
             )
+        for what, is_so in (
+            ("shared by layers, whose gradients add up", lambda x: x.shared != 1),
+            ("in each layer on the stream itself, in a row", lambda x: x.on_stream),
+        ):
+            found = {
+                open_numbers(s.path)
+                for s in scales.values()
+                if any(map(is_so, s.parts))
+            }
+            if found:
+                notes.append(f"{what}: {', '.join(sorted(found))}")
         if carry:
             notes.append(
                 f"these carry factors of branches, logits or readout that {point.name} "

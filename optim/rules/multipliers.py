@@ -17,8 +17,10 @@ the size of the raw update, which the family's geometry gives (`GEOMETRIES`):
 A stored weight that carries a multiplier c of the model (of its branch, of attention
 logits) is c times the weight of a model that multiplies: θ = 1/c.
 
-Depth multiplies Δ by M^-γ and g by M^-α. Batch size and training length
-(`training.py`) multiply Δ by κ^½, or by another power of length, and g by κ^-½.
+Depth multiplies Δ by M^-γ and g by M^-α in branches, and g by M for what all layers
+share. What acts on the stream itself in each layer has M^-(α+γ) for Δ: M such changes
+act in a row. Batch size and training length (`training.py`) multiply Δ by κ^½, or by
+another power of length, and g by κ^-½.
 
 The rules apply to each segment of a parameter. Where they give different numbers, a
 multiplier is an array that broadcasts to the parameter.
@@ -307,9 +309,9 @@ def _of_part(
         depth = scale.depth if acts else 1.0
         update = row.update.of(scale) * depth**-point.gamma * point.richness
         gradient = row.gradient.of(scale) * depth**-point.alpha / point.richness
-        if scale.on_stream and point.branches_only:
-            update *= scale.depth ** -(point.alpha + point.gamma)
-        gradient *= scale.shared
+        if point.branches_only and (repeats := point.alpha + point.gamma):
+            gradient *= scale.shared
+            update *= scale.depth**-repeats if scale.on_stream else 1.0
         update, gradient = update * clock.update, gradient * clock.gradient * theta
         geometry = GEOMETRIES[family]
         raw = (

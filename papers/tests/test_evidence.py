@@ -11,6 +11,7 @@ import scipy.stats
 from benchmarks import (
     branch_alpha,
     drift,
+    every_layer,
     embedding_rate,
     grouped_queries,
     joint,
@@ -140,7 +141,7 @@ def test_the_rate_of_keys_and_values_as_docs_howto_architectures_says():
     assert two / one - 1 == pytest.approx(0.012, abs=0.001)
 
 
-@pytest.mark.parametrize("bench", [tuned_sp, branch_alpha, drift])
+@pytest.mark.parametrize("bench", [tuned_sp, branch_alpha, drift, every_layer])
 def test_the_page_of_results_holds_what_the_table_says(bench):
     page = pages.replaced(bench.PAGE, {"": bench.page()}, bench.COMMAND)
     assert page == bench.PAGE.read_text(), f"run: {bench.COMMAND}"
