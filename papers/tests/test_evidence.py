@@ -11,8 +11,8 @@ import scipy.stats
 from benchmarks import (
     branch_alpha,
     drift,
-    every_layer,
     embedding_rate,
+    every_layer,
     grouped_queries,
     joint,
     optimizers_transfer,
