@@ -64,7 +64,7 @@ def test_a_program_says_what_its_parameters_do(row):
         assert (ends == {True, False}) == ("s" in letter), path
         more = {(part.on_stream, part.shared) for part in scale.parts}
         assert any(x for x, _ in more) == ("m" in letter), path
-        assert max(x for _, x in more) == (3.0 if "a" in letter else 1.0), path
+        assert (max(x for _, x in more) > 1) == ("a" in letter), path
         same = found == place if row.deep else found[2] == place[2]
         # Widths grow by 4 and depth by 3.
         ratios = {x for part in scale.parts for x in (part.width_in, part.width_out)}

@@ -517,7 +517,7 @@ def learned_queries_alone_before_their_first_branch(n, L):
     {
         **ENDS,
         "place": "V",
-        "query": "Vb",
+        "query": "Vba",
         r"b/\d/(c?[qkv]|u)": "Hb",
         r"b/\d/(c?o|d)": "He",
     },
