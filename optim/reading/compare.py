@@ -92,7 +92,7 @@ class _Model:
     def path(self, end: End) -> str:
         return self.reading.path_of[end.param]
 
-    def heads_within(self, path: str) -> int:
+    def heads__within(self, path: str) -> int:
         """The number of heads that share an axis with their inputs; 0 for none."""
         role, param = self.roles[path], self.reading.path_of.index(path)
         node, number = role.node if role else None, 0
@@ -168,9 +168,8 @@ class _Model:
                 axes |= {*event.axes(Use.COPY)}
         return math.prod(self.reading.leaves[path].shape[a] for a in axes)
 
-    def uses(self, path: str, branches: list[Branch]) -> float:
-        """How often branches use each layer that a parameter holds."""
-        inside = frozenset[int]().union(*(b.inside for b in branches))
+    def uses(self, path: str, inside: Set[int]) -> float:
+        """How often these nodes use each layer that a parameter holds."""
         nodes = {e.node.id: e.node.runs for e in self.events(path)}
         return sum(nodes[i] for i in nodes.keys() & inside) / self.copies(path)
 
@@ -186,11 +185,11 @@ class _Model:
             x.id for x in reach(sides, lambda x: [y for y in x.operands if y.data])
         }
         behind = {x.id for x in reach(adds, self.axes.uses)}
-        within = frozenset[int]().union(*(b.inside for b in branches))
+        inside = _within(branches)
         acts, copies, early = Counter[str](), Counter[str](), set[str]()
         for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
             nodes = {e.node.id: e.node.runs for e in events if not e.axes(Use.IN)}
-            found = nodes.keys() & (ahead | behind) - within
+            found = nodes.keys() & (ahead | behind) - inside
             if found:
                 name = self.opened(path)
                 acts[name] += sum(nodes[i] for i in found)
@@ -211,6 +210,11 @@ class _Model:
     def kind(self, branch: Branch) -> _Key:
         """What a branch has in common with those of other layers."""
         return branch.add.spot, self.names(branch)
+
+
+def _within(branches: Iterable[Branch]) -> frozenset[int]:
+    """The ids of the nodes inside of branches."""
+    return frozenset[int]().union(*(b.inside for b in branches))
 
 
 def _numbered(model: _Model) -> Iterator[tuple[tuple[str, int], tuple[str, Node]]]:
@@ -293,7 +297,7 @@ class Comparison:
         # The growth of the number of kernels beside each other, in fan-in and fan-out.
         self._beside = numbers(*self._sides)
         for path, one in self.twin.items():
-            heads = self.large.heads_within(path), self.small.heads_within(one)
+            heads = self.large.heads__within(path), self.small.heads__within(one)
             if all(heads) and heads[0] != heads[1]:
                 more = heads[0] / heads[1]
                 into, out = self._beside.get(path, (1.0, 1.0))
@@ -691,9 +695,10 @@ class Comparison:
         small = self._outermost(
             [b for b in self.small.branches.all if self.small.names(b) in names]
         )
+        now, then = (_within(branches) for branches in (counted, small))
         for path in acts:
-            then = self.small.uses(self.twin[path], small)
-            self._shared[path] = self.large.uses(path, counted) / then if then else 1.0
+            uses = self.large.uses(path, now), self.small.uses(self.twin[path], then)
+            self._shared[path] = uses[0] / uses[1] if uses[1] else 1.0
         for path in self._leaves.keys() - acts.keys():
             now = self._fed(self.large, counted, path)
             then = self._fed(self.small, small, self.twin[path]) if now else None
