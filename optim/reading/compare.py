@@ -92,7 +92,7 @@ class _Model:
     def path(self, end: End) -> str:
         return self.reading.path_of[end.param]
 
-    def heads__within(self, path: str) -> int:
+    def heads_within(self, path: str) -> int:
         """The number of heads that share an axis with their inputs; 0 for none."""
         role, param = self.roles[path], self.reading.path_of.index(path)
         node, number = role.node if role else None, 0
@@ -297,7 +297,7 @@ class Comparison:
         # The growth of the number of kernels beside each other, in fan-in and fan-out.
         self._beside = numbers(*self._sides)
         for path, one in self.twin.items():
-            heads = self.large.heads__within(path), self.small.heads__within(one)
+            heads = self.large.heads_within(path), self.small.heads_within(one)
             if all(heads) and heads[0] != heads[1]:
                 more = heads[0] / heads[1]
                 into, out = self._beside.get(path, (1.0, 1.0))
