@@ -188,7 +188,7 @@ class _Model:
         inside = _within(branches)
         acts, copies, early = Counter[str](), Counter[str](), set[str]()
         for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
-            nodes = {e.node.id: e.node.runs for e in events if not e.axes(Use.IN)}
+            nodes = {e.node.id: e.node.runs for e in events}
             found = nodes.keys() & (ahead | behind) - inside
             if found:
                 name = self.opened(path)
@@ -711,12 +711,13 @@ class Comparison:
                 found.setdefault(path, self._depth)
         passed = self.large.on_streams(counted), self.small.on_streams(small)
         for path in self._leaves.keys() - found.keys():
-            now, then = (x.get(self._opened(path)) for x in passed)
-            more = now[0] / then[0] if now and then else 1.0
+            counts = [x.get(self._opened(path), (1, 1)) for x in passed]
+            (acts, layers), (few, one) = counts
+            more = layers / one if layers != one else acts / few
             ratios = (r for r in self._ratios.values() if not alike(r, 1))
             if any(alike(more, r) for r in ratios):
                 self._on_stream[path] = more
-                self._shared[path] = more / (now[1] / then[1])
+                self._shared[path] = more if layers == one else 1.0
         return found
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:

@@ -255,7 +255,7 @@ def perceiver_io(n, L):
         r"(down|up)/\d/(u|s)": "Hb",
         r"(down|up)/\d/d": "He",
         "mid/(u|s|d)": "H",
-        r"up/\d/short": "H",
+        r"up/\d/short": "Hm",
         "out": "O",
     },
     deep=True,

@@ -151,7 +151,7 @@ def denseformer_with_a_matrix_of_weights(n, L):
     )
 
 
-@program(DENSE, deep=True)
+@program(DENSE | {r"a(/\d)?": "Fm"}, deep=True)
 def denseformer_that_stacks_its_layers(n, L):
     weights = [jnp.zeros(i + 2) for i in range(L)]
     return denseformer(
@@ -294,7 +294,7 @@ def skips_of_a_unet_with_learned_gains(n, L):
     return unet(n, L, (L // 2, n))
 
 
-@program({**BLOCK, r"b/\d/(read|write)": "Ob", r"b/\d/mix": "O"}, deep=True)
+@program({**BLOCK, r"b/\d/(read|write)": "Ob", r"b/\d/mix": "Om"}, deep=True)
 def streams_that_matrices_of_each_token_mix(n, L):
     p = model(n, L, read=(4 * n, 4), write=(4 * n, 4), mix=(4 * n, 16))
 

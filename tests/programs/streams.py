@@ -232,7 +232,7 @@ def half_of_the_stream_is_updated(n, L):
 
 
 @program(
-    {**ENDS, r"b/\d/(w|o)": "Hb", r"b/\d/m": "F", r"b/\d/a": "Fb", r"b/\d/c": "Fe"},
+    {**ENDS, r"b/\d/(w|o)": "Hb", r"b/\d/m": "Fm", r"b/\d/a": "Fb", r"b/\d/c": "Fe"},
     deep=True,
 )
 def hyper_connections_of_two_streams(n, L):
