@@ -101,8 +101,8 @@ class ParamScale:
       depth: depth ratio M of the residual stream that its branch is added to, or of the
         model (the largest of its streams) outside of branches.
       in_branch: whether it is inside a residual branch.
-      on_stream: whether it multiplies the residual stream itself in each layer, or is
-        added to it, e.g. the gain and bias of a norm after the addition.
+      on_stream: whether it acts on the residual stream itself in each layer, outside of
+        branches, e.g. the gain and bias of a norm after the addition.
       shared: growth of the number of layers that share it: M for a parameter of all
         layers, 1 for one of each layer.
       ends_branch: whether its stored values carry the branch's multiplier, because the
