@@ -367,7 +367,7 @@ class Program:
             parts = self._parts(name, params, operands[0], equation.source_info)
             if parts:
                 return parts
-        if name in ("scatter", "dynamic_update_slice"):
+        if name in ("scatter", "scatter-add", "dynamic_update_slice"):
             written = self._written(name, params, operands, equation.source_info)
             if written is not None:
                 return [written]
@@ -471,7 +471,7 @@ class Program:
     ) -> Node | None:
         """What stands beside a part that is replaced, joined with what replaces it."""
         whole = operands[0]
-        if name == "scatter":
+        if name != "dynamic_update_slice":
             numbers, at = params["dimension_numbers"], operands[1]
             part, axes = operands[2], numbers.scatter_dims_to_operand_dims
             places = np.full(at.shape, at.value) if at.array is None else at.array
@@ -491,6 +491,18 @@ class Program:
         stop = start + part.shape[axis]
         if not 0 <= start < stop <= size:
             return None
+        if name == "scatter-add":
+            old = self._slice(whole, axis, start, stop, source)
+            is_join = whole.op == "concatenate" and old in whole.operands
+            parts = [x for x in whole.operands if x is not old] if is_join else [whole]
+            least = min(x.id for x in parts)
+            read = [*reach([part], lambda x: [y for y in x.operands if y.id >= least])]
+            slices = [x for x in read if whole in x.operands]
+            others = parts if is_join else slices
+            apart = all(x.op == "slice" and x is not old for x in slices)
+            if not apart or not any(x in read for x in others):
+                return None  # rows of a stream, to which no other rows are added
+            part = self._emit("add", [old, part], part.shape, source)
         before = [self._slice(whole, axis, 0, start, source)] if start else []
         after = [self._slice(whole, axis, stop, size, source)] if stop < size else []
         return self._concatenation([*before, part, *after], axis, source)

@@ -10,7 +10,7 @@ import jax
 
 from ..rules.roles import ParamScale, param_scale
 from ..scales.declare import Declarations
-from .axes import Axes
+from .axes import Axes, Use
 from .branches import Branches
 from .joints import Cut, Segmented, Through, reshaped, starts_of
 from .leaves import Leaves
@@ -368,7 +368,9 @@ class _Finder:
         after: Callable[[], Node | None],
     ) -> None:
         for param, axis, _ in found:
-            self.numbers.setdefault((param, axis), []).append((number, after))
+            uses = (e.uses.get(axis, ()) for e in self._axes.events[param])
+            if any({*each} - {Use.COPY} for each in uses):  # else it counts layers
+                self.numbers.setdefault((param, axis), []).append((number, after))
 
     def _in_a_row(self, node: Node, axis: int) -> Node | None:
         """Whether the last part of a value meets what a kernel made of the first.

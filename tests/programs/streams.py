@@ -310,6 +310,36 @@ def reversible_network_whose_halves_are_set(n, L):
 
 
 @program(REVERSIBLE, deep=True)
+def reversible_network_whose_halves_are_added_to_or_set(n, L):
+    p, half = zeros(**{"in": (5, n), "out": (n, 3)}), n // 2
+    p |= {name: layers(L, u=(half, n), d=(n, half)) for name in "fg"}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for f, g in zip(p["f"], p["g"], strict=True):
+            x = x.at[:, :half].add(mlp(f, x[:, half:]))
+            x = x.at[:, half:].set(x[:, half:] + mlp(g, x[:, :half]))
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "b/u": "Hb", "b/d": "He"}, deep=True)
+def layers_in_a_scan_of_scans(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, b=dict(u=(L, n, n), d=(L, n, n)))
+
+    def layer(x, w):
+        return x + mlp(w, x), None
+
+    def call(p, x):
+        pairs = jax.tree.map(lambda w: w.reshape(-1, 2, *w.shape[1:]), p["b"])
+        outer = jax.checkpoint(lambda x, w: lax.scan(layer, x, w))
+        return lax.scan(outer, x @ p["in"], pairs)[0] @ p["out"]
+
+    return p, X, call
+
+
+@program(REVERSIBLE, deep=True)
 def reversible_network_of_single_examples_whose_halves_are_updated(n, L):
     p, half = zeros(**{"in": (5, n), "out": (n, 3)}), n // 2
     p |= {name: layers(L, u=(half, n), d=(n, half)) for name in "fg"}
