@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -15,7 +14,7 @@ from .branches import Branches
 from .joints import Cut, Segmented, Through, reshaped, starts_of
 from .leaves import Leaves
 from .links import ELEMENTWISE, indices, is_kernel, walks_layers
-from .lists import NUMBER, Pairing, read_lists
+from .lists import Pairing
 from .models import Reading
 from .program import PRODUCTS, Node, Program, reach
 
@@ -97,12 +96,14 @@ def segmented(
     for i, (keep, reading) in enumerate(zip(kept[1:], others, strict=True)):
         # Blocks of the base beside the first of their kind.
         opened, paired = pairings[i].opened, set(twins[i].values())
+        cuts = {n: found[i + 1].get(n, Ways()).cuts for n in reading.leaves}
         kinds = {n: (opened(n), x.shape) for n, x in reading.leaves.items()}
-        around = _around(reading.leaves)
         for name in kinds.keys() - paired:
-            alike = [n for n in paired if n and kinds[n] == kinds[name]]
-            if alike and (first := min(alike, key=_apart(name, around))) in keep:
-                keep[name] = keep[first]
+            alike = sorted(n for n in paired if n and kinds[n] == kinds[name])
+            # Of two kinds that alternate, the program may split one.
+            alike.sort(key=lambda n: cuts[n] != cuts[name])
+            if alike and alike[0] in keep:
+                keep[name] = keep[alike[0]]
     readings = [
         _cut(r, k) if k or _joins_kernels(r) else r
         for r, k in zip((large, *others), kept, strict=True)
@@ -110,32 +111,6 @@ def segmented(
     small = {p: (twins[0][p], kept[1].get(twins[0][p] or "", {})) for p in kept[0]}
     parts = Parts(large.leaves, others[0].leaves, kept[0], small)
     return readings[0], readings[1:], parts
-
-
-def _around(leaves: Leaves) -> dict[str, list[dict[str, Any]]]:
-    """The block of each list around each parameter, with the shapes in it."""
-    lists = read_lists(leaves)
-    return {
-        path: [lists[path[: x.start()]][x.group()] for x in NUMBER.finditer(path)]
-        for path in leaves
-    }
-
-
-def _apart(
-    path: str, around: Mapping[str, list[dict[str, Any]]]
-) -> Callable[[str], tuple[int, int, str]]:
-    """How much another path differs from a path.
-
-    First the number of components, then that of the blocks around them whose parameters
-    have other shapes, as where blocks of two kinds alternate in a list.
-    """
-
-    def apart(other: str) -> tuple[int, int, str]:
-        parts = zip(path.split("/"), other.split("/"), strict=True)
-        blocks = zip(around[path], around[other], strict=False)
-        return sum(a != b for a, b in parts), sum(a != b for a, b in blocks), other
-
-    return apart
 
 
 def _agreed(each: Sequence[Ways]) -> list[ByAxis]:
