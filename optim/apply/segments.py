@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from ..rules.roles import ParamScale, Place
-from ..scales.paths import flatten, map_with_paths, nested
+from ..scales.paths import flatten, has_base, map_with_paths, nested
 from ..scales.probe import Mode, mode
 from ..scales.table import Scales
 
@@ -100,8 +100,7 @@ def _plain(tree: Any, scales: Scales) -> Any:
 
     None stands in place of parameters that a filter left out.
     """
-    # By name, so that `optim` does not import Flax.
-    if not any(kind.__name__ == "State" for kind in type(tree).__mro__):
+    if not has_base(tree, "State"):
         return tree
     return nested(dict.fromkeys(scales) | dict(flatten(tree)))
 

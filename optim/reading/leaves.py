@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..rules.parametrizations import Parametrization
-from ..scales.paths import path_string, trainable, unboxed
+from ..scales.paths import has_base, path_string, trainable, unboxed
 
 # Ends the path of a segment; numbers count layers.
 _SEGMENT = re.compile(r" \[part [a-z0-9.]+\]$")
@@ -245,10 +245,7 @@ def is_function(model: Any) -> bool:
 
 
 def is_variable(node: Any) -> bool:
-    return any(
-        c.__name__ == "Variable" and c.__module__.startswith("flax.nnx")
-        for c in type(node).__mro__
-    )
+    return has_base(node, "Variable", package="flax.nnx")
 
 
 def _is_users(variable: Any) -> bool:
@@ -257,15 +254,6 @@ def _is_users(variable: Any) -> bool:
     return next(kinds).__name__ == "Variable"
 
 
-def has_base(thing: Any, name: str) -> bool:
-    # By name, so that `optim` does not import Flax or Equinox.
-    return any(c.__name__ == name for c in type(thing).__mro__)
-
-
 def is_nnx(node: Any) -> bool:
     """Whether an object is an NNX module, or another object whose state NNX tracks."""
-    return any(
-        c.__name__ in ("Module", "Object", "Pytree")
-        and c.__module__.startswith("flax.nnx")
-        for c in type(node).__mro__
-    )
+    return has_base(node, "Module", "Object", "Pytree", package="flax.nnx")

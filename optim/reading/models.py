@@ -10,12 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..scales.paths import flatten
+from ..scales.paths import flatten, has_base
 from .leaves import (
     Leaves,
     build_abstract,
     check_takes_nothing,
-    has_base,
     is_function,
     is_variable,
     read_into,

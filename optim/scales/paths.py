@@ -51,11 +51,11 @@ def unboxed(
     """
 
     def stops(node: Any) -> bool:
-        return _is_box(type(node)) or (is_leaf is not None and is_leaf(node))
+        return _is_box(node) or (is_leaf is not None and is_leaf(node))
 
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=stops)[0]:
-        if not _is_box(type(leaf)) or (is_leaf is not None and is_leaf(leaf)):
+        if not _is_box(leaf) or (is_leaf is not None and is_leaf(leaf)):
             found.append((path, leaf))
             continue
         for keys, inner in jax.tree_util.tree_flatten_with_path(leaf, is_leaf)[0]:
@@ -111,13 +111,25 @@ def map_float_leaves(function: Callable[[str, Any], Any], tree: Any) -> Any:
     return map_with_paths(lambda p, x: function(p, x) if p in inside else x, tree)
 
 
-def _is_box(kind: type) -> bool:
-    """Whether objects of this type are boxes of Flax, around one array each."""
-    # By name, so that `optim` does not import Flax.
+def has_base(thing: Any, *names: str, package: str = "") -> bool:
+    """Whether an object is of a class with one of these names, or derived from it.
+
+    By name, so that `optim` does not import Flax or Equinox.
+
+    Args:
+      thing: any object.
+      *names: of classes.
+      package: the beginning of their module.
+    """
     return any(
-        c.__name__ in ("Variable", "AxisMetadata") and c.__module__.startswith("flax.")
-        for c in kind.__mro__
+        c.__name__ in names and c.__module__.startswith(package)
+        for c in type(thing).__mro__
     )
+
+
+def _is_box(thing: Any) -> bool:
+    """Whether an object is a box of Flax, around one array."""
+    return has_base(thing, "Variable", "AxisMetadata", package="flax.")
 
 
 def _prefix(tree: Any) -> str:

@@ -13,7 +13,7 @@ from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale
 from ..rules.training import SAME, TrainingScale
 from .group import Module
-from .paths import flatten
+from .paths import flatten, has_base
 from .probe import mode
 
 
@@ -222,7 +222,8 @@ class Scales(Mapping[str, ParamScale]):
             self.check_path(path)
             if shape != self[path].shape and mode() is None:
                 raise ValueError(_other_shape(self[path], shape))
-        if shapes and _is_filtered_state(params):
+        # An NNX state lacks the parameters that a filter left out.
+        if shapes and has_base(params, "State"):
             _warn_of_missing_blocks(self, shapes)
             return frozenset(shapes)
         for path in self:
@@ -307,12 +308,6 @@ def _is_float(leaf: Any) -> bool:
 def _is_masked(leaf: Any) -> bool:
     # By name, because optax does not export MaskedNode at a stable place.
     return leaf is None or type(leaf).__name__ == "MaskedNode"
-
-
-def _is_filtered_state(params: Any) -> bool:
-    # By name, so that `optim` does not import Flax. An NNX state lacks the parameters
-    # that a filter left out.
-    return any(t.__name__ == "State" for t in type(params).__mro__)
 
 
 def _warn_of_missing_blocks(scales: Iterable[str], held: Collection[str]) -> None:
