@@ -17,11 +17,9 @@ from jax.extend import core
 
 from ..reading.axes import Axes, Event, Use
 from ..reading.branches import Branch, Branches
-from ..reading.program import MOVES, Node, Program, origin
+from ..reading.program import MOVES, Node, Program, is_scaled, origin
 
 STREAM = "stream after "
-# A product with a number, by whether each operand is one.
-_FACTORS = [("mul", [False, True]), ("mul", [True, False]), ("div", [False, True])]
 _Place = tuple[int, ...]  # of an equation in the program, and the number of its result
 
 
@@ -175,8 +173,7 @@ class Recording:
         found = node
         while len(users := self._axes.uses(node)) == 1:
             user = users[0]
-            is_number = [x is not node and x.value is not None for x in user.operands]
-            is_factor = user.op in MOVES or (user.op, is_number) in _FACTORS
+            is_factor = user.op in MOVES or is_scaled(user)
             if not (user.at and user.loop == node.loop and is_factor):
                 break
             found = found if user.op in MOVES else user

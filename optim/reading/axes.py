@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,7 @@ from .program import (
     Node,
     Program,
     averaged,
+    is_scaled,
     origin,
     reach,
 )
@@ -128,6 +130,16 @@ class Axes:
         if node.op == "param" and node.param is not None:
             return {node.param}
         return self._numbers.get(node.id, set())
+
+    @functools.cached_property
+    def products(self) -> frozenset[int]:
+        """Ids of products with parameters, also of those that are summed later."""
+        return frozenset(x.id for x in self.kernel_sums.values())
+
+    def is_product(self, node: Node) -> bool:
+        """Whether it is a product with a parameter, or with a kernel that data mix."""
+        known = node.op in PRODUCTS and any(x.weight for x in node.operands)
+        return known or node.id in self.products
 
     def _of(self, node: Node) -> Labels:
         return self.labels.get(node.id, (NONE,) * len(node.shape))
@@ -303,7 +315,7 @@ class Axes:
             and len(self._uses.get(node.id, ())) == 1
             and node.op not in ("last", "carry", "scan_in")
             and (node.op != "scan_out" or self._program.is_over_data(waiting[0].loop))
-            and (node.op in MOVES or _is_constant_factor(node))
+            and (node.op in MOVES or is_scaled(node))
         ):
             source = waiting[0]
             self._carry_results(node)
@@ -372,7 +384,7 @@ class Axes:
             spread |= {a for i, a in enumerate(kept) if old[i] != node.shape[a]}
         elif node.op == "reshape" and node.operands[0].data:
             spread = {a for a, size in enumerate(node.shape) if size == 1}
-        elif len(node.operands) == 1 or _is_constant_factor(node):
+        elif len(node.operands) == 1 or is_scaled(node):
             spread = set(self._spread.get(node.operands[0].id, ()))
         if any(joined):
             self._results[node.id] = joined
@@ -557,7 +569,7 @@ class Axes:
                     return True
             elif not after.weight:
                 continue
-            elif after.op in MOVES or _is_constant_factor(after):
+            elif after.op in MOVES or is_scaled(after):
                 if self._leads_on(after):
                     return True
             elif after.op in ("exp", "tanh", "logistic", "erf", "max", "sin"):
@@ -917,11 +929,6 @@ def _weights_of(node: Node) -> list[Node]:
 
 def _params(labels: Labels) -> set[int]:
     return {param for axes in labels for param, _ in axes}
-
-
-def _is_constant_factor(node: Node) -> bool:
-    """Whether the node multiplies a value by a known number."""
-    return node.op == "mul" and node.operands[1].value is not None
 
 
 def is_identity(node: Node) -> bool:

@@ -122,7 +122,6 @@ class Branches:
         self._known: dict[int, list[End] | Node] = {}
         self._sums: set[int] = set()
         self._shared: frozenset[int] = frozenset()
-        self._products = {x.id for x in axes.kernel_sums.values()}
         self._outputs = {x.id for x in program.outputs.values()}
         self._learned: set[int] = set()  # all but functions of inputs alone
         for node in program.nodes:
@@ -709,12 +708,8 @@ class Branches:
         return gate.operands[1] if is_one else None
 
     def _kernels(self, inside: Iterable[int]) -> list[Node]:
-        return [
-            node
-            for node in (self._program.nodes[i] for i in sorted(inside))
-            if node.id in self._products
-            or (node.op in PRODUCTS and any(x.weight for x in node.operands))
-        ]
+        nodes = (self._program.nodes[i] for i in sorted(inside))
+        return list(filter(self._axes.is_product, nodes))
 
     def _made(
         self,
@@ -1018,7 +1013,7 @@ class Branches:
         factor, start = 1.0, node
         while len(users := self._axes.uses(node)) == 1:
             user = users[0]
-            if user.id in self._products:
+            if user.id in self._axes.products:
                 break
             other = user.operands[user.operands[0] is node and len(user.operands) > 1]
             if user.op == "mul" and other.value:

@@ -128,12 +128,8 @@ class _Model:
 
     def is_kernel(self, node: Node) -> bool:
         """Whether a node is the product of a value and a kernel."""
-        is_product = node.op in PRODUCTS or node.id in self._kernel_sums
+        is_product = node.op in PRODUCTS or node.id in self.axes.products
         return is_product and any(x.weight for x in node.operands)
-
-    @functools.cached_property
-    def _kernel_sums(self) -> frozenset[int]:
-        return frozenset(x.id for x in self.axes.kernel_sums.values())
 
     def evaluated(self, branch: Branch) -> int:
         """Which evaluation of its layer a branch is of."""

@@ -149,6 +149,12 @@ def averaged(node: Node) -> Node | None:
     return total if math.isclose(number * factor, 1, rel_tol=1e-4) else None
 
 
+def is_scaled(node: Node) -> bool:
+    """Whether a node is a value, which is not known, times a known number."""
+    scaled = node.op == "mul" and node.value is None
+    return scaled and node.operands[1].value is not None
+
+
 def earlier(node: Node) -> list[Node]:
     """Operands, without the end of a loop's body."""
     return node.operands[:1] if node.op == "carry" else node.operands
@@ -285,25 +291,15 @@ class Program:
     ) -> Node:
         """The result of an operation."""
         params = params or {}
-        if op not in _ONCE:
-            return self._made(op, operands, shape, source, params)
-        # What is computed twice, e.g. a stream that each layer sums up anew, is one.
-        terms = ((x.id, None) if x.value is None else (-1, x.value) for x in operands)
+        terms = (x.id if x.value is None else ("", x.value) for x in operands)
         key = op, *terms, tuple(shape), self._loop, str(params)
-        if key not in self._computed:
-            self._computed[key] = self._made(op, operands, shape, source, params)
+        # What is computed twice, e.g. a stream that each layer sums up anew, is one.
+        if op not in _ONCE or key not in self._computed:
+            known = _fields(_fold(op, operands, params, tuple(shape)))
+            self._computed[key] = self._new(
+                op, operands, shape, params=params, source=source, **known
+            )
         return self._computed[key]
-
-    def _made(
-        self,
-        op: str,
-        operands: list[Node],
-        shape: Sequence[int],
-        source: Any,
-        params: dict[str, Any],
-    ) -> Node:
-        known = _fields(_fold(op, operands, params, tuple(shape)))
-        return self._new(op, operands, shape, params=params, source=source, **known)
 
     def _constant(self, value: Any) -> Node:
         if isinstance(value, Node):
@@ -347,7 +343,7 @@ class Program:
             name, params = "integer_pow", {"y": 2}
         elif name in ("mul", "div"):
             name, operands = self._factor_last(name, operands)
-        elif name == "broadcast_in_dim" and _is_scaled(operands[0]):
+        elif name == "broadcast_in_dim" and is_scaled(operands[0]):
             # Means are divided before they are repeated, or after: one value.
             operands, factor = [operands[0].operands[0]], operands[0].operands[1]
             shape, source = params["shape"], equation.source_info
@@ -802,12 +798,6 @@ def _is_gradient(node: Node) -> bool:
     sources = list(reach([node], lambda x: () if x.backward else earlier(x)))
     known = any(x.backward for x in sources)
     return known and not any(x.op == "input" for x in sources)
-
-
-def _is_scaled(node: Node) -> bool:
-    """Whether a node is a value, which is not known, times a known number."""
-    scaled = node.op == "mul" and node.value is None
-    return scaled and node.operands[1].value is not None
 
 
 def _known(value: Any) -> Any:

@@ -15,7 +15,7 @@ from .axes import Axes, is_identity
 from .branches import Branches
 from .degrees import constant_that_matters
 from .links import index_of
-from .program import CONVOLUTION, MOVES, PRODUCTS, Node, Program, reach
+from .program import CONVOLUTION, MOVES, PRODUCTS, Node, Program, is_scaled, reach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +120,8 @@ class Sums:
         """The sum of a term and others, e.g. the distance of which it is one square."""
         while len(users := self._axes.uses(node)) == 1:
             user = users[0]
-            if user.op not in ("add", "sub", "neg", *MOVES):
-                factor = user.op == "mul" and user.operands[1].value is not None
-                if not factor:
-                    break
+            if user.op not in ("add", "sub", "neg", *MOVES) and not is_scaled(user):
+                break
             node = user
         return node
 
