@@ -92,7 +92,7 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
             for path, scale in scales.items()
             if path in given
         },
-        {path: _offset(scale) for path, scale in scales.items()},
+        {p: joined(s, [part.offset for part in s.parts]) for p, s in scales.items()},
     )
 
 
@@ -252,12 +252,6 @@ def _multiply(
     return map_float_leaves(multiply, tree)
 
 
-def _offset(scale: ParamScale) -> Any:
-    """What the model adds to a parameter before it uses it."""
-    each = [part.offset for part in scale.parts]
-    return joined(scale, each) if scale.segments else each[0]
-
-
 # --- sizes, measured ---
 
 
@@ -294,7 +288,7 @@ def _factor(
             _check_measured(label, *sizes.values())
         likely = (rule, rule if is_rescaled(array) else usual)
         factors.append(rule / _ratio(likely, *sizes.values(), traced=traced))
-    return joined(scale, factors) if scale.segments else factors[0]
+    return joined(scale, factors)
 
 
 def _ratio(likely: tuple[Any, Any], small: Size, large: Size, *, traced: bool) -> Any:

@@ -360,8 +360,8 @@ def joined(scale: ParamScale, values: Sequence[Any]) -> Any:
     """One number per segment as one for the parameter.
 
     Args:
-      scale: a parameter with segments.
-      values: a number for each of them.
+      scale: a parameter.
+      values: a number for each of its segments, or one.
 
     Returns:
       The number if all are equal, or else an array that broadcasts to the parameter and
@@ -382,7 +382,7 @@ def joined(scale: ParamScale, values: Sequence[Any]) -> Any:
         factors = joined(scale, [value.factor for value in values])
         return Traced(first.value, factors, first.power)
     traced = any(isinstance(value, jax.core.Tracer) for value in values)
-    if not traced and all(value == first for value in values):
+    if len(values) == 1 or (not traced and all(value == first for value in values)):
         return first
     place = scale.segments[0].place
     array: Any = np.zeros(scale.shape, int)  # the number of each entry's segment
