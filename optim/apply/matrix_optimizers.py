@@ -8,7 +8,7 @@ readouts and vectors are trained by the partner.
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import optax
@@ -35,28 +35,12 @@ from .segments import by_segment
 Maker = Callable[[Scales], Transform]
 
 
-class Partner(NamedTuple):
-    """What trains all parameters but hidden matrices.
-
-    Attributes:
-      optimizer: as in `muon`.
-      learning_rate: None for that of the matrices.
-      decay: weight decay, and its mask.
-      options: arguments of which the optimizer takes those that it has.
-    """
-
-    optimizer: str | Callable[..., Optimizer]
-    learning_rate: optax.ScalarOrSchedule | None = None
-    decay: Decay = (0.0, None)
-    options: Mapping[str, Any] = {}
-
-
 def _beside(
     name: str,
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
     precondition: Maker,
-    partner: Partner,
+    others: Maker,
     splits: tuple[bool, bool],
     decay: Decay | None = None,
     *,
@@ -70,13 +54,12 @@ def _beside(
       learning_rate: of the matrices.
       scales: of the model.
       precondition: returns `precondition` of `build` for the scales of the matrices.
-      partner: of the other parameters.
+      others: builds the partner; see `_partner`.
       splits: `per_head` and `split_fused` of `muon`.
       decay: weight decay of the matrices, and its mask.
       on_sphere: whether the matrices keep their norm.
       **options: of `build` and of `multipliers`.
     """
-    others = _partner(partner, learning_rate)
     per_head, split_fused = splits
     fused = _kept_whole(scales, per_head=per_head, split_fused=split_fused)
 
@@ -137,10 +120,19 @@ def _kept_whole(scales: Scales, *, per_head: bool, split_fused: bool) -> list[st
     return fused
 
 
-def _partner(partner: Partner, learning_rate: optax.ScalarOrSchedule) -> Maker:
-    """A function that builds the partner from scales."""
-    make: Any = {"adamw": adamw, "lion": lion}.get(str(partner.optimizer))
-    make = make or partner.optimizer
+def _partner(
+    partner: str | Callable[..., Optimizer],
+    learning_rate: optax.ScalarOrSchedule,
+    **options: Any,
+) -> Maker:
+    """A function that builds the optimizer of all parameters but hidden matrices.
+
+    Args:
+      partner: as in `muon`.
+      learning_rate: of these parameters.
+      **options: arguments, of which the partner gets those that it takes.
+    """
+    make: Any = {"adamw": adamw, "lion": lion}.get(str(partner), partner)
     if not callable(make):
         raise ValueError(
             f"partner={make!r} must be 'adamw', 'lion', or a function of a learning "
@@ -149,16 +141,13 @@ def _partner(partner: Partner, learning_rate: optax.ScalarOrSchedule) -> Maker:
     # What a partial function fixes stays.
     fixed = make.keywords if isinstance(make, functools.partial) else {}
     taken = inspect.signature(make).parameters.keys() - fixed.keys()
-    decay, mask = partner.decay
-    options = {"weight_decay": decay, "mask": mask, **partner.options}
+    options = {"weight_decay": 0.0, "mask": None, **options}
+    decay = options["weight_decay"]
     known = not isinstance(decay, jax.core.Tracer)
     if "weight_decay" not in taken and known and (callable(decay) or decay != 0):
         raise ValueError(f"partner={make!r} takes no weight_decay; leave it out")
-    return functools.partial(
-        make,
-        learning_rate if partner.learning_rate is None else partner.learning_rate,
-        **{key: x for key, x in options.items() if key in taken},
-    )
+    given = {key: x for key, x in options.items() if key in taken}
+    return functools.partial(make, learning_rate, **given)
 
 
 @checked
@@ -256,18 +245,17 @@ def muon(
         learning_rate,
         scales,
         precondition,
-        Partner(
+        _partner(
             partner,
-            adam_learning_rate,
-            (adam_weight_decay, shared),
-            {
-                "b1": adam_b1,
-                "b2": adam_b2,
-                "eps": eps,
-                "eps_root": adam_eps_root,
-                "mu_dtype": mu_dtype,
-                "nesterov": nesterov,
-            },
+            learning_rate if adam_learning_rate is None else adam_learning_rate,
+            weight_decay=adam_weight_decay,
+            mask=shared,
+            b1=adam_b1,
+            b2=adam_b2,
+            eps=eps,
+            eps_root=adam_eps_root,
+            mu_dtype=mu_dtype,
+            nesterov=nesterov,
         ),
         (per_head, split_fused),
         (weight_decay, weight_decay_mask),
@@ -337,15 +325,21 @@ def soap(
       >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.025)
     """
-    sizes = (precondition_frequency, block_size)
-    betas = {"b1": b1, "b2": b2, "shampoo_beta": shampoo_beta}
-    precondition = _normalized("soap", *sizes, betas, eps=eps, mu_dtype=mu_dtype)
+    precondition = functools.partial(
+        _normalized,
+        "soap",
+        {"b1": b1, "b2": b2, "shampoo_beta": shampoo_beta},
+        eps=eps,
+        frequency=precondition_frequency,
+        block_size=block_size,
+        mu_dtype=mu_dtype,
+    )
     return _beside(
         "soap",
         learning_rate,
         scales,
         precondition,
-        Partner(partner),
+        _partner(partner, learning_rate),
         (per_head, split_fused),
         (weight_decay, mask),
     )
@@ -393,44 +387,36 @@ def shampoo(
       >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
       (-0.1, -0.025)
     """
-    sizes = (precondition_frequency, block_size)
-    betas = {"b1": b1, "shampoo_beta": shampoo_beta}
-    precondition = _normalized("shampoo", *sizes, betas, eps=eps, mu_dtype=mu_dtype)
+    precondition = functools.partial(
+        _normalized,
+        "shampoo",
+        {"b1": b1, "shampoo_beta": shampoo_beta},
+        eps=eps,
+        frequency=precondition_frequency,
+        block_size=block_size,
+        mu_dtype=mu_dtype,
+    )
     return _beside(
         "shampoo",
         learning_rate,
         scales,
         precondition,
-        Partner(partner),
+        _partner(partner, learning_rate),
         (per_head, split_fused),
         (weight_decay, mask),
     )
 
 
 def _normalized(
-    name: str,
-    frequency: int,
-    block_size: int | None,
-    betas: Mapping[str, Any],
-    **options: Any,
-) -> Maker:
+    name: str, betas: Mapping[str, Any], scales: Scales, **options: Any
+) -> Transform:
     """SOAP or Shampoo with spectral normalization; see `scale_by_kronecker`."""
-
-    def make(scales: Scales) -> Transform:
-        memories = {key: scales.training.beta(beta) for key, beta in betas.items()}
-        return optax.chain(
-            scale_by_kronecker(
-                scales,
-                frequency=frequency,
-                block_size=block_size,
-                **memories,
-                **options,
-            ),
-            divide_by(spectral_norm, scales),
-            scale_by_shape(name, scales),
-        )
-
-    return make
+    memories = {key: scales.training.beta(beta) for key, beta in betas.items()}
+    return optax.chain(
+        scale_by_kronecker(scales, **memories, **options),
+        divide_by(spectral_norm, scales),
+        scale_by_shape(name, scales),
+    )
 
 
 @checked
@@ -497,7 +483,7 @@ def scion(
         learning_rate,
         scales,
         precondition,
-        Partner(sign, decay=(weight_decay, mask)),
+        _partner(sign, learning_rate, weight_decay=weight_decay, mask=mask),
         (per_head, split_fused),
         (weight_decay, mask),
     )
@@ -565,10 +551,7 @@ def adam_h(
         learning_rate,
         scales,
         precondition,
-        Partner(
-            partner,
-            options={"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype},
-        ),
+        _partner(partner, learning_rate, b1=b1, b2=b2, eps=eps, mu_dtype=mu_dtype),
         (per_head, split_fused),
         on_sphere=True,
     )
@@ -630,7 +613,7 @@ def muon_h(
         learning_rate,
         scales,
         precondition,
-        Partner(partner),
+        _partner(partner, learning_rate),
         (per_head, split_fused),
         on_sphere=True,
     )
