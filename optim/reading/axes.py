@@ -295,8 +295,6 @@ class Axes:
     def _multiply(self, node: Node, data: Node, kernel: Node) -> None:
         """An activation times a parameter, which may be summed afterwards."""
         labels = self._of(kernel)
-        if len(kernel.shape) != len(node.shape):
-            labels = (NONE,) * len(node.shape)
         spread = self._spread.get(data.id, frozenset())
         self._carry_results(node)
         if any(labels) and len(self._uses.get(node.id, ())) == 1:
@@ -406,7 +404,7 @@ class Axes:
             node.data, node.weight = True, False
             pairs = zip((left, right), seeds, strict=True)
             self.seeds |= {(node.id, x.id) for x, is_seed in pairs if is_seed}
-        if node.weight and not (left.weight and right.weight):
+        if node.weight:
             self._mixed_by_constants(node, sides)
             return
         kernels: list[Labels] = [(), ()]
@@ -794,30 +792,23 @@ class Axes:
         if not self._is_kernel(table) or not table.weight:
             self._carry_results(node)
             return
-        labels, sizes = self._of(table), node.params["slice_sizes"]
-        looked = [a for a in range(len(labels)) if sizes[a] != table.shape[a]]
-        self.labels[node.id] = labels
+        labels = self._of(table)
+        looked = [a for a, n in enumerate(node.shape) if n != table.shape[a]]
+        # One entry is looked up; a window of several is moved.
+        one = [a for a in looked if node.shape[a] == 1]
         if any(x.data for x in indices):
-            # One entry is looked up; a window of several is moved.
-            one = [a for a in looked if sizes[a] == 1]
             self.labels[node.id] = tuple(
                 NONE if a in one else x for a, x in enumerate(labels)
             )
             self._look_up(node, labels, looked, range(len(labels)))
         else:
-            self.sliced |= {x for a in looked for x in labels[a] if sizes[a] == 1}
+            self.labels[node.id] = labels
+            self.sliced |= {x for a in one for x in labels[a]}
 
     def _op_slice(self, node: Node) -> None:
         source = node.operands[0]
         if source.weight and self._is_kernel(source):
-            labels = self._of(source)
-            self.labels[node.id] = labels
-            self.sliced |= {
-                x
-                for a, size in enumerate(node.shape)
-                if size == 1 and source.shape[a] > 1
-                for x in labels[a]
-            }
+            self._op_dynamic_slice(node)
             return
         self._elementwise(node)
         every = self._of(source)

@@ -302,10 +302,7 @@ class Program:
         return self._computed[key]
 
     def _constant(self, value: Any) -> Node:
-        if isinstance(value, Node):
-            return value
-        known = _known(value)
-        return self._new("literal", [], np.shape(value), **_fields(known))
+        return self._new("literal", [], np.shape(value), **_fields(_known(value)))
 
     def _inline(
         self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Node]
