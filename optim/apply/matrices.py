@@ -33,15 +33,8 @@ def orthogonalize(
 ) -> Transform:
     """`optax.contrib.scale_by_muon` of matrices whose axes the scales know.
 
-    Args:
-      optimizer: whose shape factor multiplies the updates.
-      scales: of the matrices.
-      ns_coeffs: coefficients.
-      ns_steps: number of Newton-Schulz steps.
-      beta: that of the base.
-      *moments: eps and mu_dtype.
-      consistent_rms: as in `optax.contrib.muon`.
-      **options: further arguments of Optax.
+    `optimizer` is whose shape factor multiplies the updates; `beta` is that of the
+    base; `moments` are eps and mu_dtype.
 
     Raises:
       ValueError: the coefficients are a name.

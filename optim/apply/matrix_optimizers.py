@@ -127,10 +127,7 @@ def _partner(
 ) -> Maker:
     """A function that builds the optimizer of all parameters but hidden matrices.
 
-    Args:
-      partner: as in `muon`.
-      learning_rate: of these parameters.
-      **options: arguments, of which the partner gets those that it takes.
+    It gets those of the options that it takes.
     """
     make: Any = {"adamw": adamw, "lion": lion}.get(str(partner), partner)
     if not callable(make):

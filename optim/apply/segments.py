@@ -28,11 +28,7 @@ def by_segment(
     """Build an optimizer that sees a tuple of segments in place of a fused parameter.
 
     Its state has the segments' shapes. Without segments and heads it is `make(scales)`.
-
-    Args:
-      scales: of the model.
-      make: builds the optimizer from scales in which every segment is a parameter.
-      per_head: whether kernels get an axis that counts their heads.
+    With `per_head` kernels get an axis that counts their heads.
     """
     fused = any(scale.segments for scale in scales.values())
     if not fused and not per_head:

@@ -204,9 +204,8 @@ class _Parameter:
     def checked(self, descends: bool, spared: bool) -> tuple[Checked, str]:
         """The result, and what is wrong, or "".
 
-        Args:
-          descends: whether the update of any parameter lowers the loss.
-          spared: whether any parameter does not decay.
+        `descends` is whether the update of any parameter lowers the loss, and `spared`
+        whether any parameter does not decay.
         """
         both = [self.update(which, _LARGE) for which in Mode]
         if descends and self.passes_through():

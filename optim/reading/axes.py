@@ -710,11 +710,7 @@ class Axes:
     ) -> bool:
         """Whether data mix a fixed number of kernels, which then act as one.
 
-        Args:
-          node: the sum over kernels.
-          product: what is summed, or the kernels.
-          labels: of its axes.
-          summed: the axes that count the kernels.
+        The sum `node` is over axes of `product` (or the kernels) that count them.
         """
         number = NONE.union(*(labels[a] for a in summed))
         each = [labels if x is product else () for x in node.operands]

@@ -245,9 +245,7 @@ class Branches:
     def only_for(self, end: Node, stops: Collection[int] = ()) -> frozenset[int]:
         """Ids of the nodes whose only use is to compute a value, with its own.
 
-        Args:
-          end: the value.
-          stops: ids of streams; what they are computed from is left out.
+        What streams are computed from, whose ids are `stops`, is left out.
         """
         if len(self._axes.uses(end)) > 1:
             return frozenset()
@@ -948,11 +946,9 @@ class Branches:
         return factor
 
     def gained(self, node: Node) -> tuple[Node, bool]:
-        """What a state, as in linear attention, gains in a step.
+        """What a state, as in linear attention, gains in a step, or the node itself.
 
-        Returns:
-          The gain, or the node itself if it is none; whether it is that of a loop, and
-          does not depend on the state.
+        And whether it is the gain of a loop that does not depend on the state.
         """
         seen: set[int] = set()
         carries: list[Node] = []

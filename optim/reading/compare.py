@@ -302,8 +302,7 @@ class Comparison:
     def scales(self, point: Parametrization | None) -> Scales:
         """Roles from the programs, depth from their branches.
 
-        Args:
-          point: the parametrization; None for the one that the program implies.
+        `point` is the parametrization; None for the one that the program implies.
         """
         self._check_loops()
         self._settle_states()
@@ -994,9 +993,7 @@ class Comparison:
     def _check_ends_agree(self, branch: Branch, twin: Branch, own: float) -> None:
         """Raise a `ValueError` if only a part of a branch is multiplied.
 
-        Args:
-          branch, twin: a branch and that of the base.
-          own: the part of the constant that belongs to its kernels alone.
+        `own` is the part of the constant that belongs to its kernels alone.
         """
         grouped = kinds(
             *(
@@ -1132,10 +1129,8 @@ class Comparison:
         """Check sums of products of activations; a factor's parameters carry the rest.
 
         Those that layers add to the ones of the layers before, e.g. attention logits,
-        also need the multiplier of residual branches.
-
-        Returns:
-          Those over axes that grow, other than means.
+        also need the multiplier of residual branches. Returns those over axes that
+        grow, other than means.
         """
         growing, lacking = [], []
         for kind in self._sums:
@@ -1260,11 +1255,7 @@ class Comparison:
         growth: float,
         lacking: list[tuple[Sum, float, float]],
     ) -> set[int]:
-        """Let the parameters of one factor carry what a sum lacks.
-
-        Returns:
-          Ids of the sums that have the right size now.
-        """
+        """Let the parameters of one factor carry what a sum lacks; ids of such sums."""
         for side in self.large.sums.queries_first(of):
             paths = self._params(side)
             same = [(s, w) for s, w, _ in lacking if paths & self._all_params(s)]
@@ -1316,12 +1307,9 @@ class Comparison:
         self._let_carry(path, ends, carried=self._found[path].carried * factor)
 
     def _let_carry(self, path: str, ends: Iterable[End], **changes: Any) -> None:
-        """Let a parameter carry a multiplier, with a number that is added to it.
+        """Let a parameter carry a multiplier where it is used at one of some ends.
 
-        Args:
-          path: the parameter.
-          ends: its uses, among those of others.
-          **changes: of its scale.
+        With a number that is added to it.
         """
         scale = self._found[path]
         offsets = {e.offset for e in ends if self.large.path(e) == path}
@@ -1367,8 +1355,7 @@ class Comparison:
     def _sources(self, model: _Model, node: Node, *, linear: bool = False) -> set[str]:
         """The parameters of the nearest kernels before a node.
 
-        Args:
-          linear: only those whose constants multiply the node, too.
+        If `linear`, only those whose constants multiply the node, too.
         """
 
         def sources(at: Node) -> list[Node]:

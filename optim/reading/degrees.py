@@ -114,14 +114,10 @@ def constant_that_matters(
 
 
 def degree_in_parameters(end: Node) -> Degree | None:
-    """How a function of parameters alone depends on their scale.
+    """The degree of a function of parameters alone, if all are scaled together.
 
-    Args:
-      end: the function of parameters.
-
-    Returns:
-      Its degree where all its parameters are scaled together, e.g. 1 for a kernel that
-      is rounded to multiples of its mean absolute value; None if it has no degree.
+    E.g. 1 for a kernel that is rounded to multiples of its mean absolute value; None if
+    it has no degree.
     """
     sources = reach([end], lambda node: [x for x in node.operands if x.weight])
     found: dict[int, Degree] = {}

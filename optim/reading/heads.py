@@ -9,17 +9,11 @@ from .program import Node
 
 
 def find_heads(reading: Reading, axes: Axes) -> dict[str, tuple[int, ...]]:
-    """Find the shape of one head of each kernel that makes or reads heads.
+    """The shape of one head of each kernel that makes or reads heads, by path.
 
     A product of two activations runs over heads where an axis that comes from the
     outputs of a kernel is a batch axis. The rest of these outputs are within a head.
-
-    Args:
-      reading: of a model.
-      axes: the uses of its parameters.
-
-    Returns:
-      {path: shape}. Heads that share an axis with their entries follow each other.
+    Heads that share an axis with their entries follow each other.
     """
     inside: dict[int, dict[Axis, int]] = {}
     for node in reading.program.nodes:

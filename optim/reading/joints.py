@@ -47,12 +47,7 @@ Cuts = Mapping[int, Mapping[int, Cut]]
 
 
 class Segmented(Program):
-    """The graph of a forward pass, with a parameter for each segment.
-
-    Args:
-      program: the graph with whole parameters.
-      cuts: the segments of its parameters.
-    """
+    """The graph of a forward pass, with a parameter for each segment by `cuts`."""
 
     def __init__(self, program: Program, cuts: Cuts):
         self.traced, self.counts, self._cuts = program.traced, program.counts, cuts
@@ -130,13 +125,7 @@ class Segmented(Program):
         return self._emit(SUM, self._each(call, i, index), call.shape, call.source)
 
     def _each(self, call: Node, i: int, index: Index) -> list[Node]:
-        """The operation on each segment of an operand.
-
-        Args:
-          call: the operation on the join.
-          i: place of the join among the operands.
-          index: that of the axis along which it is joined.
-        """
+        """The operation on each segment of its i-th operand, along the join's index."""
         join, found = call.operands[i], []
         assert join.joint is not None
         for number, part in enumerate(join.operands):

@@ -53,9 +53,6 @@ class Kind(Generic[T]):
 
         A constant may depend on the number of the layer, e.g. 1 / sqrt(1 + i). Then the
         layers with the same number are counterparts, and those beyond are like them.
-
-        Args:
-          ratio: that of a constant of the target to one of the base.
         """
         each = [ratio(one, other) for one, other in self.twins]
         if not each:

@@ -234,10 +234,7 @@ def _variables(model: Any) -> list[int]:
 def initialized(model: Any, inputs: tuple[Any, ...] | None, call: Call | None) -> Any:
     """The model, or a function that initializes it where it has no values of its own.
 
-    Args:
-      model: see `infer_scales`.
-      inputs: arguments of the forward pass, by which Linen and Haiku find shapes.
-      call: the forward pass, if it is not that of the model's library.
+    Linen and Haiku find shapes by the inputs of the forward pass.
     """
     if not (_is_linen(model) or _is_haiku(model)):
         return model
@@ -254,9 +251,7 @@ def initialized(model: Any, inputs: tuple[Any, ...] | None, call: Call | None) -
 def _bound(kind: Any, trees: Any) -> Any:
     """The model that is called: a forward pass with its parameters.
 
-    Args:
-      kind: what has the forward pass.
-      trees: the parameters; for NNX and Equinox the module itself.
+    For NNX and Equinox, `trees` is the module itself.
     """
     if _is_linen(kind):
         state = [name for name in trees if name != "params"]

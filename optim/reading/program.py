@@ -615,14 +615,8 @@ class Program:
     ) -> list[tuple[Node, Node]]:
         """The body of a loop: each carry (or a result) and what it is next.
 
-        Args:
-          loop: its equation.
-          runs: the number of iterations.
-          body: what is computed in each.
-          consts: values that are the same in each.
-          starts: the parts of each carry before the loop.
-          axes: where the parts are joined.
-          stacked: values of which each iteration gets a slice.
+        `starts` are the parts of each carry before the loop, joined along `axes`;
+        `consts` are the same in each iteration, and of `stacked` each gets a slice.
         """
         source = loop.source_info
         with self._called(loop), self._loop_body(runs):

@@ -61,16 +61,9 @@ def segmented(
 ) -> tuple[Reading, list[Reading], "Parts"]:
     """Read each segment of a fused parameter as a parameter.
 
-    A parameter is cut if the program cuts it alike in all models: as many segments
-    along the same axes.
-
-    Args:
-      large: the target.
-      others: models of other sizes.
-      given: parameters that the user insists on stay whole.
-
-    Returns:
-      The readings, and what joins the segments' scales.
+    A parameter is cut if the program cuts it alike in all models (the target and those
+    of other sizes): as many segments along the same axes. Returns the readings, and
+    what joins the segments' scales.
     """
     found = [_ways(reading) for reading in (large, *others)]
     pairings = [Pairing(large.leaves, reading.leaves) for reading in others]
@@ -549,9 +542,7 @@ class Parts:
     ) -> dict[str, ParamScale]:
         """One scale for each parameter, with its segments where they differ.
 
-        Args:
-          scales: of parameters and segments.
-          twin_of: the counterpart of each in the base.
+        `twin_of` gives the counterpart of each parameter or segment in the base.
         """
         found: dict[str, ParamScale] = {}
         for path, leaf in self.large.items():
