@@ -483,7 +483,7 @@ class Comparison:
         groups = self._kinds(
             lambda m: [((m.names(b), m.holds(b)), b) for b in m.branches.all]
         )
-        grown = {key for key, kind in groups.items() if kind.grows}
+        grown = {key for key, kind in groups.items() if kind.growth != 1}
         if not grown:
             return self._outermost(self.large.branches.all)
         # A branch that stands once in both, e.g. in the stem, is no depth; nor is one
@@ -541,7 +541,7 @@ class Comparison:
                 like = [at for (_, names), at in number.items() if names & key[1]]
                 found = number.get(key, min(like, default=None))
                 streams.setdefault(found, Kind([], [])).then.append(b)
-            deep = [stream for stream in streams.values() if stream.grows]
+            deep = [stream for stream in streams.values() if stream.growth != 1]
             large = [b for stream in deep for b in stream.now]
             small = [b for stream in deep for b in stream.then]
         for stream in deep:
@@ -596,7 +596,9 @@ class Comparison:
         """
         small, large = (self._numbers(m) for m in (self.small, self.large))
         groups = self._kinds(
-            lambda m: [(self._computed_by(m, b), b) for b in m.totals.all_terms]
+            lambda m: (
+                (self._computed_by(m, b), b) for terms in m.totals.all for b in terms
+            )
         )
         ratios: dict[int, float] = {}
         for key, kind in groups.items():

@@ -25,11 +25,9 @@ def find_heads(reading: Reading, axes: Axes) -> dict[str, tuple[int, ...]]:
             for x, contracted, batch in ((left, lc, lb), (right, rc, rb)):
                 _note(axes, x, contracted, batch, inside)
         elif node.id in axes.kernel_sums and (left.weight or right.weight):
-            pairs = zip(lc, rc, strict=True)
-            kernel, data, at = (right, left, [(b, a) for a, b in pairs])
-            if left.weight:
-                kernel, data, at = left, right, list(zip(lc, rc, strict=True))
-            _read_by(axes, kernel, data, at, inside)
+            sides = (left, lc), (right, rc)
+            (kernel, mine), (data, its) = sides if left.weight else sides[::-1]
+            _read_by(axes, kernel, data, [*zip(mine, its, strict=True)], inside)
     found = {}
     for param, sizes in inside.items():
         path = reading.path_of[param]

@@ -38,11 +38,6 @@ class Kind(Generic[T]):
         return then, now
 
     @property
-    def grows(self: "Kind[Branch]") -> bool:
-        """Whether base and target have different numbers of branches."""
-        return self.growth != 1
-
-    @property
     def growth(self: "Kind[Branch]") -> float:
         """The ratio of these numbers; infinite if the base has none."""
         then, now = self.numbers

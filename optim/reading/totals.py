@@ -50,11 +50,6 @@ class Totals:
                 known = branches.goes_on(node)
                 self.all.append([b for b in made if known or b.failure is None])
 
-    @property
-    def all_terms(self) -> list[Branch]:
-        """The terms of all sums."""
-        return [branch for terms in self.all for branch in terms]
-
     def _is_sum(self, node: Node) -> bool:
         if not node.data or not node.shape or node.backward:
             return False
