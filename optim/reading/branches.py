@@ -1055,7 +1055,8 @@ class Branches:
                 total, rooted, constant = self._divisor(by)
                 if total is not None and rooted:
                     shape, axes = total.operands[0].shape, total.params["axes"]
-                    return (constant * math.prod(shape[a] for a in axes)) ** -0.5
+                    size = constant * math.prod(shape[a] for a in axes)
+                    return 1 / math.sqrt(size)
         return None
 
     def size(self, node: Node) -> float:
