@@ -110,6 +110,7 @@ class Axes:
         # the kernel of each product that count kernels.
         self._mapped: dict[int, frozenset[Axis]] = {}
         self._copied: dict[int, frozenset[Axis]] = {}
+        self._copies: set[Axis] = set()  # all axes that count copies
         self._numbers: dict[int, set[int]] = {}  # parameters that a value depends on
         self._uses: dict[int, list[Node]] = {}
         for node in program.nodes:
@@ -153,6 +154,7 @@ class Axes:
         if node.backward:
             return  # a gradient sums over the outputs of a kernel
         for axes, use in marks:
+            self._copies.update(axes if use is Use.COPY else ())
             for param, axis in axes:
                 found.setdefault(param, {}).setdefault(axis, set()).add(use)
         for param, uses in found.items():
@@ -173,7 +175,7 @@ class Axes:
         self._follow_scalars(node)
         if self._passes_on(node):
             return
-        reader = getattr(self, f"_op_{node.op}", None)
+        reader = getattr(self, f"_op_{node.op.replace('-', '_')}", None)
         if reader is not None:
             reader(node)
         elif is_known(node.op):
@@ -250,6 +252,9 @@ class Axes:
         for kernel in kernels:
             self._mark(node, [(axes, Use.ENTRY) for axes in self._of(kernel)])
         self._carry_results(node)
+        if node.op == "add" and kernels:  # biases
+            more = zip(self.entries(node), self._joined(node, kernels), strict=True)
+            self._results[node.id] = tuple(a | b for a, b in more)
 
     def _gated_rows(self, node: Node) -> bool:
         """Looked-up kernels that gates multiply or mix, as experts are."""
@@ -429,6 +434,9 @@ class Axes:
                 if labels and x.weight and self._mixes(node, x, labels, contracted):
                     return
         results = self._multiplied(node, kernels)
+        if left.data and right.data and not any(kernels):
+            for a, b in zip(lc, rc, strict=True):
+                self._gate(node, self.entries(left)[a] | self.entries(right)[b])
         # Axes that stay beside the parameters.
         each = [self._results.get(x.id, ()) if x.data else () for x in (left, right)]
         beside = zip(results, self._moved(node, each), strict=True)
@@ -649,6 +657,9 @@ class Axes:
             return labels if self._is_square(labels) else ()
         if node.op not in ("mul", "add", "sub", "div", "select_n"):
             return ()
+        stored = [x.operands[0] if x.op == "transpose" else x for x in node.operands]
+        if node.op == "add" and any(self._copied.get(x.id) for x in stored):
+            return ()  # biases of experts
         sides = [self._modulated(operand) for operand in node.operands]
         joined = self._moved(node, sides)
         self._keep_gains(node)
@@ -780,6 +791,7 @@ class Axes:
     ) -> None:
         """Rows of a table are looked up on some of its axes."""
         self._rows[node.id] = NONE.union(*(labels[a] for a in looked))
+        self._choose(node, node.operands[1])
         uses = dict.fromkeys(kept, Use.OUT) | dict.fromkeys(looked, Use.TABLE)
         self._mark(node, [(labels[a], use) for a, use in uses.items()])
 
@@ -827,6 +839,39 @@ class Axes:
     def _op_eq(self, node: Node) -> None:
         if node.data and not any(self._is_kernel(x) for x in node.operands):
             self.hot.add(node.id)
+            for x, places in (node.operands, node.operands[::-1]):
+                self._choose(node, x, _counts(places))
+
+    def _op_scatter(self, node: Node) -> None:
+        self._elementwise(node)
+        at = node.params["dimension_numbers"].scatter_dims_to_operand_dims
+        self._choose(node, node.operands[1], at[-1] if at else None)
+
+    _op_scatter_add = _op_scatter
+
+    def _gate(self, node: Node, summed: frozenset[Axis]) -> None:
+        """Outputs that gate copies, which are then summed, are as many as those."""
+        if summed & self._copies:
+            self._mark(node, [(summed & self.growing, Use.COPY)])
+
+    def _choose(self, node: Node, index: Node, axis: int | None = None) -> None:
+        """Outputs of which some are chosen are copies, e.g. those of a router.
+
+        Args:
+          node: what is computed from the choice.
+          index: the numbers of those that are chosen.
+          axis: of the node, along which it has an entry of each.
+        """
+        moved = ("select_n", "add", "min", "max", "clamp", "concatenate", *MOVES)
+        for x in reach([index], lambda x: x.operands if x.op in moved else ()):
+            if x.op in ("top_k", "argmax"):
+                at = (*x.params.get("axes", ()), x.params.get("axis", -1))[0]
+                chosen = self.entries(x.operands[0])[at] & self.growing
+                self._mark(node, [(chosen, Use.COPY)])
+                if axis is not None and chosen:
+                    each = [NONE] * len(node.shape)
+                    each[axis] = chosen
+                    self._results[node.id] = tuple(each)
 
     def _op_carry(self, node: Node) -> None:
         start = node.operands[0]
@@ -877,6 +922,9 @@ class Axes:
             if any(kept := self._moved(node, [found])):
                 self._results[node.id] = kept
             if node.op == "reduce_sum":
+                inner = origin(source)
+                if inner.op == "mul" and all(x.data for x in inner.operands):
+                    self._gate(node, NONE.union(*(found[a] for a in axes)))
                 self._sum_copies(node, NONE.union(*(found[a] for a in axes)))
 
     def _average(self, total: Node) -> None:

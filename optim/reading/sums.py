@@ -15,7 +15,16 @@ from .axes import Axes, is_identity
 from .branches import Branches
 from .degrees import constant_that_matters
 from .links import index_of
-from .program import CONVOLUTION, MOVES, PRODUCTS, Node, Program, is_scaled, reach
+from .program import (
+    CONVOLUTION,
+    MOVES,
+    PRODUCTS,
+    Node,
+    Program,
+    is_scaled,
+    origin,
+    reach,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +257,8 @@ class Sums:
     def _averages(self, node: Node) -> bool:
         """Whether a factor is a choice, or weights that sum to one, as of a softmax."""
         for _ in range(24):
-            if node.id in self._axes.hot:
+            scattered = node.op == "scatter" and node.operands[0].value == 0
+            if node.id in self._axes.hot or scattered:
                 return True
             if node.op == "div":
                 total, rooted = self._branches.normalizer(node.operands[1])
@@ -259,6 +269,13 @@ class Sums:
                 node = node.operands[0]
             elif node.op in MOVES:
                 node = node.operands[0]
+            elif node.op == "select_n" and node.operands[1].value == 0:
+                node = node.operands[2]
+            elif node.op == "reduce_sum" and node.operands[0].op == "mul":
+                # Of those that are chosen, each with its gate.
+                return any(
+                    origin(x).id in self._axes.hot for x in node.operands[0].operands
+                )
             elif node.op == "mul":
                 inner = [x for x in node.operands if x.data]
                 if len(inner) != 1:

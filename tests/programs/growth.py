@@ -563,3 +563,77 @@ def generator_from_a_learned_constant(n, L):
         return x @ p["out"]
 
     return p, X, call
+
+
+# Experts are no width, however they are chosen.
+def gates_of_all(p, x, logits):
+    return of_all(p, x, jax.nn.softmax(logits))
+
+
+def gates_by_one_hot(p, x, logits):
+    top, chosen = lax.top_k(logits, 2)
+    hot = jax.nn.one_hot(chosen, logits.shape[-1])
+    return of_all(p, x, (hot * jax.nn.softmax(top)[..., None]).sum(-2))
+
+
+def gates_by_scatter(p, x, logits):
+    top, chosen = lax.top_k(logits, 2)
+    put = jax.vmap(jax.vmap(lambda gates, i, top: gates.at[i].set(top)))
+    return of_all(p, x, put(jnp.zeros_like(logits), chosen, top / top.sum()))
+
+
+def of_all(p, x, gates):
+    h = jax.nn.silu(jnp.einsum("btd,edf->btef", x, p["u"]) + p["ub"])
+    y = jnp.einsum("btef,efd->bted", h, p["d"]) + p["db"]
+    return jnp.einsum("bted,bte->btd", y, gates)
+
+
+def kernels_by_gather(p, x, logits):
+    top, i = lax.top_k(logits, 2)
+    h = jax.nn.silu(jnp.einsum("btd,btkdf->btkf", x, p["u"][i]) + p["ub"][i])
+    y = jnp.einsum("btkf,btkfd->btkd", h, p["d"][i]) + p["db"][i]
+    return (y * jax.nn.softmax(top)[..., None]).sum(-2)
+
+
+for choose in (gates_of_all, gates_by_one_hot, gates_by_scatter, kernels_by_gather):
+
+    def make(n, choose=choose):
+        p = zeros(**ends(n), r=(n, n // 2), rb=(n // 2,), u=(n // 2, n, n), ub=(n // 2, n), d=(n // 2, n, n), db=(n // 2, n))  # fmt: skip
+
+        def call(p, x):
+            x = x @ p["in"]
+            return (x + choose(p, x, x @ p["r"] + p["rb"])) @ p["out"]
+
+        return p, S, call
+
+    make.__name__ = f"more_experts_with_{choose.__name__}"
+    program({**ENDS, "r": "O", "rb": "F", "u|d": "H", "ub|db": "I|V"})(make)
+
+
+@program({"in": "I", "out": "O", "r": "O", "rb": "F", "u|d": "H"})
+def more_experts_with_rows_by_expert(n):
+    p = zeros(**ends(n), r=(n, n // 2), rb=(n // 2,), u=(n // 2, n, n), d=(n // 2, n, n))  # fmt: skip
+
+    def call(p, x):
+        x = (x @ p["in"]).reshape(-1, n)
+        top, chosen = lax.top_k(x @ p["r"] + p["rb"], 1)
+        order = jnp.argsort(chosen[:, 0])
+        sizes = jnp.bincount(chosen[:, 0], length=n // 2)
+        h = jax.nn.silu(lax.ragged_dot(x[order], p["u"], sizes))
+        y = lax.ragged_dot(h, p["d"], sizes)[jnp.argsort(order)]
+        return (x + y * jax.nn.sigmoid(top)) @ p["out"]
+
+    return p, S, call
+
+
+@program({"in|out": "F", "u": "I", "ub": "V", "d": "O"})
+def sparse_autoencoder_with_more_latents(n):
+    p = zeros(**{"in": (5, 6), "out": (6, 3)}, u=(6, n), ub=(n,), d=(n, 6))
+
+    def call(p, x):
+        x = x @ p["in"]
+        top, i = lax.top_k(jax.nn.relu(x @ p["u"] + p["ub"]), 3)
+        put = jax.vmap(jax.vmap(lambda z, i, top: z.at[i].set(top)))
+        return (x + put(jnp.zeros((2, 6, n)), i, top) @ p["d"]) @ p["out"]
+
+    return p, S, call

@@ -573,7 +573,7 @@ def unit_vectors_of_items_that_are_also_looked_up(n):
     return p, (tokens(2, 6),), call
 
 
-@program({"in": "I", "out": "O", "r": "I|H|F", "up|down": "H"})
+@program({"in": "I", "out": "O", "r": "O", "up|down": "H"})
 def experts_as_many_as_a_width_summed_with_their_units(n):
     p = zeros(**ends(n), r=(n, n // 2), up=(n // 2, n, n), down=(n // 2, n, n))
 
