@@ -166,7 +166,7 @@ class _Model:
 
     def uses(self, path: str, inside: Set[int]) -> float:
         """How often these nodes use each layer that a parameter holds."""
-        nodes = {e.node.id: e.node.runs for e in self.events(path)}
+        nodes = {e.node.id: e.node.runs for e in self.events(path) if e.is_use}
         return sum(nodes[i] for i in nodes.keys() & inside) / self.copies(path)
 
     def on_streams(self, branches: list[Branch]) -> dict[str, tuple[int, int]]:
