@@ -96,7 +96,8 @@ class Axes:
         self._gains: dict[int, frozenset[Axis]] = {}
         self._diagonal: set[int] = set()
         self._steps: dict[int, bool] = {}
-        self._mixed_axes: set[Axis] = set()  # that are summed over with constants
+        # Products of functions of parameters with constants, and the axes summed over.
+        self._mixed_axes: dict[int, frozenset[Axis]] = {}
         self.hot: set[int] = set()
         self.kernel_sums: dict[int, Node] = {}
         self.seeds: set[tuple[int, int]] = set()
@@ -455,7 +456,7 @@ class Axes:
             summed = {x.axes.get(1 - k) for x in indices(node) if x.out is None}
             chosen = self._chosen(other, summed)
             every = [x for x in indices(node) if k in x.axes]
-            mixed = self._mixed_axes & NONE.union(*labels)
+            mixed = self._mixed_in(kernel) & NONE.union(*labels)
             keys = not any(labels[x.axes[k]] & mixed for x in every if x.out is None)
             for index in every:
                 axes, shared = labels[index.axes[k]], 1 - k in index.axes
@@ -615,11 +616,23 @@ class Axes:
             if not self._is_kernel(x):
                 mixed = NONE.union(*(self._of(other)[a] for a in summed))
                 if x.value is None and not node.backward:  # no gradient of a sum
-                    self._mixed_axes |= mixed
-                fixed = {*gone[0], *gone[1]}
+                    self._mixed_axes[node.id] = mixed
+                fixed = {
+                    *gone[0],
+                    *gone[1],
+                    *(a for a, n in enumerate(x.shape) if n == 1),
+                }
                 own = tuple(NONE if a in fixed else mixed for a in range(len(x.shape)))
             each.append(own)
         self.labels[node.id] = self._moved(node, each)
+
+    def _mixed_in(self, kernel: Node) -> frozenset[Axis]:
+        """The axes of a kernel that it sums over with constants.
+
+        A number beside it may be such a sum, e.g. its largest singular value.
+        """
+        sources = reach([kernel], lambda x: filter(self._is_kernel, x.operands))
+        return NONE.union(*(self._mixed_axes.get(x.id, NONE) for x in sources))
 
     def _batched(self, node: Node, data: Node, axis: int) -> None:
         """Axes of earlier results that are batch axes here count copies (experts)."""

@@ -80,6 +80,8 @@ def trace(
     def run(params: Any, state: Any, *arrays: Any) -> Any:
         model, given = _bound(built.kind, built.rebuild(params, state)), fill(arrays)
         result = model(*given) if call is None else call(model, *given)
+        if call is None and _has_state(built.kind):
+            result, _ = result
         # Anything else (a cache object, a string) computes nothing.
         return [x for x in jax.tree.leaves(result) if _is_array(x)]
 

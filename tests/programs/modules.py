@@ -153,6 +153,72 @@ def nnx_weight_norm_at_the_end_of_a_branch(n, L):
     return (lambda: Model(nnx.Rngs(0))), S
 
 
+def spectral(path, letter, bias):
+    return dense(f"{path}/layer_instance", letter, bias)
+
+
+# The stored vector of the power iteration is no activation. A unit largest singular
+# value makes the entries of kernels shrink that have more outputs than inputs.
+@program(
+    {
+        **spectral("inp", "I", "V"),
+        **spectral("wide", "H", "V"),
+        **spectral("out", "O", "F"),
+    },
+    asks=r"'inp/layer_instance/kernel' is divided by a norm .*\*\*0\.5 \(here 2\)",
+)
+def nnx_discriminator_with_spectral_norms(n, remedy=False):
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            for name, sizes in {"inp": (5, n), "wide": (n, 2 * n), "out": (2 * n, 3)}.items():  # fmt: skip
+                norm = nnx.SpectralNorm(nnx.Linear(*sizes, rngs=rngs), rngs=rngs)
+                setattr(self, name, norm)
+
+        def __call__(self, x):
+            m = (n / 8) ** 0.5 if remedy else 1.0
+            x = nnx.relu(self.inp(x, update_stats=True) * m)
+            x = nnx.relu(self.wide(x, update_stats=True))
+            return self.out(x, update_stats=True) / m
+
+    return (lambda: Model(nnx.Rngs(0))), X
+
+
+class Normed(eqx.Module):
+    inp: eqx.nn.Linear
+    blocks: list[list[eqx.Module]]
+    out: eqx.nn.Linear
+
+    def __init__(self, n, L):
+        linear = functools.partial(eqx.nn.Linear, key=KEY)
+        down = functools.partial(eqx.nn.WeightNorm, weight_name="weight")
+        self.inp, self.out = linear(5, n), linear(n, 3)
+        self.blocks = [[linear(n, n), down(linear(n, n))] for _ in range(L)]
+
+    def __call__(self, x):
+        x = self.inp(x)
+        for up, down in self.blocks:
+            x = x + down(jax.nn.relu(up(x)))
+        return self.out(x)
+
+
+# Equinox multiplies by the gain before it divides by the norm.
+@program(
+    {
+        "inp/weight": "I",
+        "inp/bias": "V",
+        r"blocks/\d/0/weight": "Hb",
+        r"blocks/\d/0/bias": "Vb",
+        r"blocks/\d/1/layer/weight": "Hb",
+        r"blocks/\d/1/(g|layer/bias)": "Ve",
+        "out/weight": "O",
+        "out/bias": "F",
+    },
+    deep=True,
+)
+def equinox_weight_norm_at_the_end_of_a_branch(n, L):
+    return Normed(n, L), (floats(5),)
+
+
 class Masked(eqx.Module):
     embed: eqx.nn.Linear
     decode: eqx.nn.Linear
