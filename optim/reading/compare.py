@@ -21,14 +21,12 @@ from typing import Any, TypeVar
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
 from ..scales.declare import Declarations
-from ..scales.paths import open_numbers
 from ..scales.table import Scales, some
 from .axes import Axes, Event, Use
 from .branches import LINEAR, Branch, Branches, End, Failure, place
 from .growth import grown, same_parametrization, twin
 from .heads import find_heads
 from .kinds import Kind, alike, kinds
-from .leaves import Leaves
 from .links import indices, is_kernel
 from .lists import Pairing
 from .models import Reading
@@ -229,12 +227,6 @@ def _numbered(model: _Model) -> Iterator[tuple[tuple[str, int], tuple[str, Node]
             yield (model.opened(path), taken[0]), (path, node)
 
 
-def _of_all(growth: Mapping[str, frozenset[int]], all: Leaves) -> dict[str, Any]:
-    """The growth of all parameters, also of blocks beside the first of their kind."""
-    like = {open_numbers(name): axes for name, axes in growth.items()}
-    return {p: growth.get(p, like.get(open_numbers(p), frozenset())) for p in all}
-
-
 class Comparison:
     """Base and target, parameter by parameter and branch by branch.
 
@@ -282,7 +274,10 @@ class Comparison:
                 growth[name] = axes | growth.get(name, frozenset())
         self._growth = growths[0]
         self.large = _Model(large, given, growths[0], self._opened)
-        growth = _of_all(growths[1], small)
+        # Also of blocks beside the first of their kind.
+        like = {self._opened(name): axes for name, axes in growths[1].items()}
+        like |= growths[1]
+        growth = {x: like.get(x, like.get(self._opened(x), frozenset())) for x in small}
         self.small = _Model(others[0], given, growth, self._opened)
         now, then = (Counter(map(self._opened, x)) for x in (self._leaves, small))
         names = frozenset(x for x in now if now[x] != then[x])
@@ -1391,8 +1386,8 @@ class Comparison:
             ratios = kind.ratios(lambda now, then: self._ratio(now.node, then.node))
             for (role, before), ratio in zip(kind.twins, ratios, strict=True):
                 scale, path = self._found[role.path], role.path
-                if role.tied_node and path not in known:
-                    self._follow_tied(path)
+                if role.tied_node:
+                    self._follow_tied(path, path in known)
                 if role.tied_node or scale.role not in _POWERS:
                     continue
                 assert role.node is not None
@@ -1476,8 +1471,13 @@ class Comparison:
                 factor *= model.branches.inner(data[0])
         return factor
 
-    def _follow_tied(self, path: str) -> None:
-        """A tied readout needs a multiplier of 1/m, which the last norm may carry."""
+    def _follow_tied(self, path: str, known: bool) -> None:
+        """A tied readout needs a multiplier of 1/m, which the last norm may carry.
+
+        Args:
+          path: the table.
+          known: whether the constants on its rows were looked at before.
+        """
         scale, role = self._found[path], self.large.roles[path]
         before, width = self.small.roles[self.twin[path]], scale.width_out
         if scale.role is not Role.INPUT or width == 1:
@@ -1485,12 +1485,12 @@ class Comparison:
         assert role is not None
         assert role.tied_node is not None
         assert before is not None
-        now, first = role.tied_node, self._ratio(role.node, before.node)
-        self._multiply(path, 1 / first)
-        # The table carries what multiplies it, also as the readout.
-        then = before.tied_node
+        now, then = role.tied_node, before.tied_node
         assert then is not None
-        ratio = self._ratio(now, then) / first
+        if not known:
+            self._multiply(path, 1 / self._ratio(role.node, before.node))
+        # The table carries what multiplies it, also as the readout.
+        ratio = self._ratio(now, then) * self._found[path].carried
         for m, at, power in ((self.large, now, 1), (self.small, then, -1)):
             table = next(x for x in at.operands if x.weight)
             ratio *= m.branches.unit(table) ** power  # 1 / n^½ for unit vectors

@@ -181,3 +181,23 @@ def norms_of_a_stream_that_starts_at_joined_kernels(n, L):
         return x @ p["out"]
 
     return p, S, call
+
+
+@program(
+    {"in": "I", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "V", "g": "V"},
+    deep=True,
+    carries={"g": 0.25},
+)
+def tied_readout_after_a_norm_of_a_norm(n, L):
+    p = zeros(**{"in": (7, n)}, g=(n,)) | {"b": layers(L, u=(n, n), d=(n, n), g=(n,))}
+
+    def rms(x, g):  # a gain of the divisor, as in Flax
+        return x * (lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * g)
+
+    def call(p, x):
+        x = p["in"][x]
+        for w in p["b"]:
+            x = rms(x + jax.nn.relu(x @ w["u"]) @ w["d"], w["g"])
+        return norm(x, p["g"]) @ p["in"].T
+
+    return p, T, call

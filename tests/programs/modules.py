@@ -544,16 +544,16 @@ def equinox_mixer_with_affine_norms(n):
     return Model, (floats(3, 8, 8),)
 
 
-@program({"embed/embeddings": "I", r"layer.*/(query|key|value)/w": "Hb", r"layer.*/(query|key|value)/b": "Vb", r"layer.*attention/linear/w": "He", r"layer.*attention/linear/b": "Ve", r"layer.*/mlp/~/linear_0/w": "Hb", r"layer.*/mlp/~/linear_0/b": "Vb", r"layer.*/mlp/~/linear_1/w": "He", r"layer.*/mlp/~/linear_1/b": "Ve", r"layer.*/layer_norm(_1)?/(scale|offset)": "Vb", "positions": "V", "~/positions": "V", "logits/w": "O", "logits/b": "F"}, deep=True)  # fmt: skip
+@program({"embed/embeddings": "I", r"layer.*/(query|key|value)/w": "Hb", r"layer.*attention/linear/w": "He", r"layer.*/mlp/~/linear_0/w": "Hb", r"layer.*/mlp/~/linear_0/b": "Vb", r"layer.*/mlp/~/linear_1/w": "He", r"layer.*/mlp/~/linear_1/b": "Ve", r"layer.*/(layer|rms)_norm/(scale|offset)": "Vb", "positions": "V", "~/positions": "V", "logits/w": "O", "logits/b": "F"}, deep=True, carries={"layer.*/query/w": 0.5})  # fmt: skip
 def haiku_transformer_of_modules(n, L):
     init = hk.initializers.Constant(0)
 
     class Layer(hk.Module):
         def __call__(self, x):
-            norm = functools.partial(hk.LayerNorm, -1, True, True)
-            y = norm()(x)
-            x = x + hk.MultiHeadAttention(n // 4, 4, w_init=init, model_size=n, name="attention")(y, y, y)  # fmt: skip
-            return x + hk.nets.MLP([4 * n, n], activation=jax.nn.gelu)(norm()(x))
+            y = hk.RMSNorm(-1)(x)
+            x = x + hk.MultiHeadAttention(2, n // 2, w_init=init, model_size=n, with_bias=False, name="attention")(y, y, y)  # fmt: skip
+            y = hk.LayerNorm(-1, True, True)(x)
+            return x + hk.nets.MLP([4 * n, n], activation=jax.nn.gelu)(y)
 
     def forward(x):
         x = hk.Embed(7, n, name="embed")(x)
