@@ -349,10 +349,7 @@ class Branches:
         """Ids of the nodes that lead from `start` to `end`, with `end`."""
         if end.id <= start.id or not end.data:
             return frozenset()
-        reached, around, loop = {start.id}, {start.loop}, start.loop
-        while loop:
-            loop = self._program.loops[loop][1]
-            around.add(loop)
+        reached, around = {start.id}, {0, *self._program.around(start.loop)}
 
         def is_state(node: Node) -> bool:
             """Whether it is also computed in the step before, within the branch."""

@@ -744,7 +744,12 @@ class Comparison:
             if found is None:
                 return None
             fed |= {b.add.id: b for b in found}
-        feeds = [*fed.values()]
+        feeds, program = [*fed.values()], model.reading.program
+        loops = {e.node.loop for e in events if e.node.op == "scan_in"}
+        loops = {loop for loop in loops if not program.is_map(loop)}
+        # What a layer passes on, beyond its loop, is read by all blocks.
+        if loops and not all(loops & {*program.around(b.add.loop)} for b in feeds):
+            return None
         number = sum(b.runs for b in feeds) / model.copies(path)
         return (number, feeds) if feeds else None
 

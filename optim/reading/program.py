@@ -747,6 +747,12 @@ class Program:
                 over_data = False
             self.loops[loop] = length, parent, over_data
 
+    def around(self, loop: int) -> Iterator[int]:
+        """A loop, and those around it."""
+        while loop:
+            yield loop
+            loop = self.loops[loop][1]
+
     def is_map(self, loop: int) -> bool:
         """Whether a loop does the same with each entry of stacked parameters alone."""
         starts = self._carried.get(loop, ())

@@ -201,3 +201,32 @@ def tied_readout_after_a_norm_of_a_norm(n, L):
         return norm(x, p["g"]) @ p["in"].T
 
     return p, T, call
+
+
+@program(
+    {
+        **ENDS,
+        "memory": "I",
+        "e/u": "Hb",
+        "e/d": "He",
+        "e/g": "V",
+        r"b/\d/[qkv]": "Hb",
+        r"b/\d/o": "He",
+    },
+    deep=True,
+)
+def memory_of_a_scanned_encoder_with_norms_after_its_blocks(n, L):
+    p = zeros(**{"in": (5, n), "memory": (5, n), "out": (n, 3)})
+    p |= {"e": zeros(u=(L, n, n), d=(L, n, n), g=(L, n))}
+    p["b"] = layers(L, **dict.fromkeys("qkvo", (n, n)))
+
+    def encode(y, w):
+        return norm(y + jax.nn.relu(y @ w["u"]) @ w["d"], w["g"]), None
+
+    def call(p, x, y):
+        x, (y, _) = x @ p["in"], lax.scan(encode, y @ p["memory"], p["e"])
+        for w in p["b"]:
+            x = x + cross(w, x, y)
+        return norm(x) @ p["out"]
+
+    return p, XY, call
