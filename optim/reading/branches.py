@@ -1067,7 +1067,23 @@ class Branches:
                     shape, axes = total.operands[0].shape, total.params["axes"]
                     size = constant * math.prod(shape[a] for a in axes)
                     return 1 / math.sqrt(size)
+                if self._is_singular_value(by, x):
+                    labels = zip(x.shape, self._axes.labels[x.id], strict=True)
+                    grow = [n for n, axes in labels if axes & self._axes.growing]
+                    return 1 / math.sqrt(max(grow, default=1))
         return None
+
+    def _is_singular_value(self, by: Node, kernel: Node) -> bool:
+        """Whether a number is a product of a kernel with a vector on either side."""
+        moves = (*MOVES, *_PARTS, "select_n")
+        if math.prod(origin(by).shape) > 1 or not by.weight:
+            return False
+        inner = reach([by], lambda x: x.operands if x.op in moves else ())
+        params = self._axes.depends(kernel)
+        return any(
+            x.op == "dot_general" and x.weight and self._axes.depends(x) & params
+            for x in inner
+        )
 
     def size(self, node: Node) -> float:
         """The size of entries by constants, also before a rotation of pairs of them."""

@@ -165,7 +165,7 @@ def spectral(path, letter, bias):
         **spectral("wide", "H", "V"),
         **spectral("out", "O", "F"),
     },
-    asks=r"'inp/layer_instance/kernel' is divided by a norm .*\*\*0\.5 \(here 2\)",
+    asks=r"'inp/layer_instance/kernel' is divided by a norm.*\*\*0\.5",
 )
 def nnx_discriminator_with_spectral_norms(n, remedy=False):
     class Model(nnx.Module):
