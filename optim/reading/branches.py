@@ -910,23 +910,10 @@ class Branches:
             except Failure as failure:
                 reason = failure.node
                 continue
-            if y.weight and self._depends(y, found):  # of v * g / |v|, it is g
-                found = self._others(x, self._axes.depends(y))
             if not self._depends(y, found) and not self._is_shared(found):
                 return found
             reason = node
         raise Failure(reason)
-
-    def _others(self, node: Node, params: Set[int]) -> list[End]:
-        """The parameters in which a value is linear, but for some if there are more."""
-        known, shared = self._known, self._shared
-        self._known, self._shared = {}, shared | params
-        try:
-            return self.ends(node)
-        except Failure:
-            return [End(param, 1.0, node) for param in params]
-        finally:
-            self._known, self._shared = known, shared
 
     def _depends(self, node: Node, ends: Iterable[End]) -> bool:
         """Whether a value depends on the same parameters, as what a norm divides by."""
