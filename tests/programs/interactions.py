@@ -184,7 +184,7 @@ def norms_of_a_stream_that_starts_at_joined_kernels(n, L):
 
 
 @program(
-    {"in": "I", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "V", "g": "V"},
+    {"in": "I", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "Vm", "g": "V"},
     deep=True,
     carries={"g": 0.25},
 )
@@ -209,7 +209,7 @@ def tied_readout_after_a_norm_of_a_norm(n, L):
         "memory": "I",
         "e/u": "Hb",
         "e/d": "He",
-        "e/g": "V",
+        "e/g": "Vm",
         r"b/\d/[qkv]": "Hb",
         r"b/\d/o": "He",
     },
