@@ -687,10 +687,11 @@ class Comparison:
         small = self._outermost(
             [b for b in self.small.branches.all if self.small.names(b) in names]
         )
-        now, then = (_within(branches) for branches in (counted, small))
+        now_in, then_in = _within(counted), _within(small)
         for path in acts:
-            uses = self.large.uses(path, now), self.small.uses(self.twin[path], then)
-            self._shared[path] = uses[0] / uses[1] if uses[1] else 1.0
+            few = self.small.uses(self.twin[path], then_in)
+            uses = self.large.uses(path, now_in)
+            self._shared[path] = uses / few if few else 1.0
         for path in self._leaves.keys() - acts.keys():
             now = self._fed(self.large, counted, path)
             then = self._fed(self.small, small, self.twin[path]) if now else None
@@ -703,13 +704,13 @@ class Comparison:
                 found.setdefault(path, self._depth)
         passed = self.large.on_streams(counted), self.small.on_streams(small)
         for path in self._leaves.keys() - found.keys():
-            counts = [x.get(self._opened(path), (1, 1)) for x in passed]
-            (acts, layers), (few, one) = counts
-            more = layers / one if layers != one else acts / few
+            each = (x.get(self._opened(path), (1, 1)) for x in passed)
+            uses, layers = (now / then for now, then in zip(*each, strict=True))
+            more = uses if alike(layers, 1) else layers
             ratios = (r for r in self._ratios.values() if not alike(r, 1))
             if any(alike(more, r) for r in ratios):
                 self._on_stream[path] = more
-                self._shared[path] = more if layers == one else 1.0
+                self._shared[path] = more / layers
         return found
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:
