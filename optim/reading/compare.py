@@ -162,34 +162,31 @@ class _Model:
                 axes |= {*event.axes(Use.COPY)}
         return math.prod(self.reading.leaves[path].shape[a] for a in axes)
 
-    def uses(self, path: str, inside: Set[int]) -> float:
-        """How often these nodes use each layer that a parameter holds."""
-        nodes = {e.node.id: e.node.runs for e in self.events(path) if e.is_use}
-        return sum(nodes[i] for i in nodes.keys() & inside) / self.copies(path)
-
-    def on_streams(self, branches: list[Branch]) -> dict[str, tuple[int, int]]:
-        """How often each parameter acts on an activation outside of all branches.
-
-        By name: how often, and how many layers the parameters of that name hold. Not
-        those of which none acts before a branch, e.g. a readout of each layer.
-        """
-        adds = [b.add for b in branches]
-        sides = [x for b in branches for x in b.add.operands if x is not b.end]
-        ahead = {
-            x.id for x in reach(sides, lambda x: [y for y in x.operands if y.data])
-        }
-        behind = {x.id for x in reach(adds, self.axes.uses)}
-        inside = _within(branches)
-        acts, copies, early = Counter[str](), Counter[str](), set[str]()
+    def acts(self, nodes: Set[int]) -> dict[str, tuple[int, int]]:
+        """How often nodes use parameters, and how many layers these hold, by name."""
+        found: dict[str, tuple[int, int]] = {}
         for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
-            nodes = {e.node.id: e.node.runs for e in events}
-            found = nodes.keys() & (ahead | behind) - inside
-            if found:
-                name = self.opened(path)
-                acts[name] += sum(nodes[i] for i in found)
-                copies[name] += self.copies(path)
-                early |= {name} if found & ahead else set()
-        return {name: (acts[name], copies[name]) for name in early}
+            runs = {e.node.id: e.node.runs for e in events if e.is_use}
+            if used := runs.keys() & nodes:
+                uses, layers = found.get(self.opened(path), (0, 0))
+                uses += sum(runs[i] for i in used)
+                found[self.opened(path)] = uses, layers + self.copies(path)
+        return found
+
+    def acts_outside(
+        self, branches: list[Branch], inside: Set[int]
+    ) -> dict[str, tuple[int, int]]:
+        """The same for a stream outside of its branches, by names that act before one.
+
+        A readout of each layer does not.
+        """
+        sides = [x for b in branches for x in b.add.operands if x is not b.end]
+        ahead = reach(sides, lambda x: [y for y in x.operands if y.data])
+        before = {x.id for x in ahead} - inside
+        behind = {x.id for x in reach([b.add for b in branches], self.axes.uses)}
+        names = self.acts(before).keys()
+        found = self.acts((before | behind) - inside)
+        return {name: found[name] for name in names}
 
     def names(self, branch: Branch) -> frozenset[str]:
         """The same, without the number of the block."""
@@ -204,11 +201,6 @@ class _Model:
     def kind(self, branch: Branch) -> _Key:
         """What a branch has in common with those of other layers."""
         return branch.add.spot, self.names(branch)
-
-
-def _within(branches: Iterable[Branch]) -> frozenset[int]:
-    """The ids of the nodes inside of branches."""
-    return frozenset[int]().union(*(b.inside for b in branches))
 
 
 def _numbered(model: _Model) -> Iterator[tuple[tuple[str, int], tuple[str, Node]]]:
@@ -687,11 +679,6 @@ class Comparison:
         small = self._outermost(
             [b for b in self.small.branches.all if self.small.names(b) in names]
         )
-        now_in, then_in = _within(counted), _within(small)
-        for path in acts:
-            few = self.small.uses(self.twin[path], then_in)
-            uses = self.large.uses(path, now_in)
-            self._shared[path] = uses / few if few else 1.0
         for path in self._leaves.keys() - acts.keys():
             now = self._fed(self.large, counted, path)
             then = self._fed(self.small, small, self.twin[path]) if now else None
@@ -702,16 +689,31 @@ class Comparison:
         if numbers[0] != numbers[1]:
             for path in (p for b in after for p in self.large.paths(b)):
                 found.setdefault(path, self._depth)
-        passed = self.large.on_streams(counted), self.small.on_streams(small)
-        for path in self._leaves.keys() - found.keys():
-            each = (x.get(self._opened(path), (1, 1)) for x in passed)
+        self._find_repeated(found, counted, small)
+        return found
+
+    def _find_repeated(
+        self, inside: Collection[str], counted: list[Branch], small: list[Branch]
+    ) -> None:
+        """Find what all layers share, and what acts on a stream itself in each."""
+        depths = [m for m in self._ratios.values() if not alike(m, 1)]
+        models = (self.large, counted), (self.small, small)
+        nodes = [frozenset[int]().union(*(b.inside for b in x)) for _, x in models]
+        within = [m.acts(x) for (m, _), x in zip(models, nodes, strict=True)]
+        outside = [
+            m.acts_outside(branches, x)
+            for (m, branches), x in zip(models, nodes, strict=True)
+        ]
+        for path in self._leaves:
+            name, is_inside = self._opened(path), path in inside
+            each = (x.get(name, (1, 1)) for x in (within if is_inside else outside))
             uses, layers = (now / then for now, then in zip(*each, strict=True))
             more = uses if alike(layers, 1) else layers
-            ratios = (r for r in self._ratios.values() if not alike(r, 1))
-            if any(alike(more, r) for r in ratios):
+            is_repeated = any(alike(more, m) for m in depths)
+            if is_repeated and not is_inside:
                 self._on_stream[path] = more
+            if is_repeated or is_inside:
                 self._shared[path] = more / layers
-        return found
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:
         """The depth ratio of the branches that a parameter is in."""
