@@ -13,7 +13,7 @@ from ..rules.multipliers import carried, is_one, joined, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale
-from ..scales.paths import float_leaves, map_float_leaves
+from ..scales.paths import float_leaves, map_float_leaves, trainable
 from ..scales.table import Scales
 from .initial_sizes import Size, is_rescaled, is_traced, remember, sizes_of
 from .transforms import applied, forward_multipliers, resolve, times
@@ -195,7 +195,8 @@ def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
     model = base() if is_function(base) else base
     if isinstance(model, Scales):
         raise ValueError("base= is a Scales; pass the base model, or its parameters")
-    if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+    is_pair = isinstance(model, tuple) and len(model) == 2 and callable(model[0])
+    if is_pair and trainable(model) is model:
         model = model[1]  # (forward pass, parameters), as `infer_scales` takes it
     if hasattr(model, "init") and hasattr(model, "apply"):
         raise ValueError(

@@ -32,8 +32,11 @@ def flatten(
     tree: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[tuple[str, Any]]:
     """List (path, leaf) of a tree, in the tree's order."""
-    skip = _prefix(tree)
-    return [(_path(path, skip), leaf) for path, leaf in unboxed(tree, is_leaf)]
+    first = str(_trained_at(tree))
+    return [
+        (path_string(keys[bool(keys) and str(keys[0]) == first :]), leaf)
+        for keys, leaf in unboxed(tree, is_leaf)
+    ]
 
 
 def unboxed(
@@ -92,8 +95,12 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trainable(tree: Any) -> Any:
-    """The `"params"` collection of Linen variables; any other tree unchanged."""
-    return tree[_LINEN_PARAMS] if _prefix(tree) else tree
+    """The `"params"` of Linen variables, the module of an Equinox (module, state).
+
+    Any other tree is unchanged.
+    """
+    key = _trained_at(tree)
+    return tree if key is None else tree[getattr(key, "key", 0)]
 
 
 def float_leaves(tree: Any) -> dict[str, Any]:
@@ -132,15 +139,11 @@ def _is_box(thing: Any) -> bool:
     return has_base(thing, "Variable", "AxisMetadata", package="flax.")
 
 
-def _prefix(tree: Any) -> str:
-    is_linen = (
-        isinstance(tree, Mapping)
-        and _LINEN_PARAMS in tree
-        and isinstance(tree[_LINEN_PARAMS], Mapping)
-    )
-    return _LINEN_PARAMS if is_linen else ""
-
-
-def _path(path: tuple[Any, ...], skip: str) -> str:
-    inside = bool(skip) and path[0] == jax.tree_util.DictKey(skip)
-    return path_string(path[1:] if inside else path)
+def _trained_at(tree: Any) -> Any:
+    """The key of the part of a tree that is trained; None if that is all of it."""
+    if isinstance(tree, Mapping) and isinstance(tree.get(_LINEN_PARAMS), Mapping):
+        return jax.tree_util.DictKey(_LINEN_PARAMS)
+    is_pair = isinstance(tree, tuple) and len(tree) == 2
+    if is_pair and has_base(tree[1], "State", package="equinox"):
+        return jax.tree_util.SequenceKey(0)
+    return None

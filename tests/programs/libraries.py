@@ -198,3 +198,41 @@ def haiku_attention(n):
         return hk.Linear(3)(attention(x, x, x))
 
     return hk.transform(forward), S
+
+
+@program(
+    {
+        "a/weight": "I",
+        r"norm/(weight|bias)": "V",
+        "b/layer/weight": "H",
+        "c/weight": "O",
+        r"(a|b/layer)/bias": "V",
+        "c/bias": "F",
+    }
+)
+def equinox_module_with_its_state(n):
+    class Net(eqx.Module):
+        a: eqx.nn.Linear
+        norm: eqx.nn.BatchNorm
+        b: eqx.nn.SpectralNorm
+        c: eqx.nn.Linear
+
+        def __init__(self, keys):
+            self.a = eqx.nn.Linear(5, n, key=keys[0])
+            self.norm = eqx.nn.BatchNorm(n, axis_name="batch", mode="batch")
+            layer = eqx.nn.Linear(n, n, key=keys[1])
+            self.b = eqx.nn.SpectralNorm(layer, "weight", key=keys[2])
+            self.c = eqx.nn.Linear(n, 3, key=keys[3])
+
+        def __call__(self, x, state):
+            x, state = self.norm(self.a(x), state)
+            x, state = self.b(jax.nn.relu(x), state)
+            return self.c(jax.nn.relu(x)), state
+
+    def call(pair, x):
+        model, state = pair
+        run = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        return run(x, state)[0]
+
+    made = eqx.nn.make_with_state(Net)(jax.random.split(jax.random.key(0), 4))
+    return made, (floats(4, 5),), call
