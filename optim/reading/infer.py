@@ -46,11 +46,12 @@ def infer_scales(
 
     Args:
       base: the model that was tuned, or that you will tune: an NNX or Equinox module,
-        NNX state, a Linen module, a Haiku function after `hk.transform`, a pair
-        (forward pass, parameters), where the forward pass is a Linen module or a
-        function of the parameters and the inputs, any pytree of arrays or
-        `jax.ShapeDtypeStruct`s with `call`, or a function of no arguments that builds
-        one of these. A function is only traced, so large models need no memory.
+        NNX state, Equinox's (module, state) with `call`, a Linen module, a Haiku
+        function after `hk.transform`, a pair (forward pass, parameters), where the
+        forward pass is a Linen module or a function of the parameters and the inputs,
+        any pytree of arrays or `jax.ShapeDtypeStruct`s with `call`, or a function of no
+        arguments that builds one of these. A function is only traced, so large models
+        need no memory.
       target: the model to train, in the same form; wider, deeper or both.
       inputs: the arguments of one forward pass, arrays or `jax.ShapeDtypeStruct`s of
         any batch size. Flags and other Python values are passed on as they are. None
