@@ -124,7 +124,10 @@ class Explanation:
             )
         for what, is_so in (
             ("shared by layers, whose gradients add up", lambda x: x.shared != 1),
-            ("in each layer on the stream itself, in a row", lambda x: x.on_stream),
+            (
+                "on the stream itself in each layer, so that changes add up",
+                lambda x: x.on_stream,
+            ),
         ):
             found = {
                 open_numbers(s.path)
