@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from .axes import Axes, Axis
+from .axes import Axes, Axis, Use
 from .models import Reading
 from .program import Node
 
@@ -30,6 +30,8 @@ def find_heads(reading: Reading, axes: Axes) -> dict[str, tuple[int, ...]]:
             _read_by(axes, kernel, data, [*zip(mine, its, strict=True)], inside)
     found = {}
     for param, sizes in inside.items():
+        if not any(event.axes(Use.IN) for event in axes.events[param]):
+            continue  # a bias
         path = reading.path_of[param]
         shape = reading.leaves[path].shape
         found[path] = tuple(sizes.get((param, a), n) for a, n in enumerate(shape))
