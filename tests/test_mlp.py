@@ -243,7 +243,7 @@ def test_the_squared_step_grows_as_depth_cubed_and_under_relu_mlp_not_at_all(
 def test_training_lowers_the_loss_at_depth():
     model = build(depth=16, base_depth=2)
     graph, params = nnx.split(model)
-    tx = optim.sgd(0.05, zoo.scales(model))
+    tx = optim.sgd(0.005, zoo.scales(model))
     labels = jnp.arange(4)
 
     def loss(params):
