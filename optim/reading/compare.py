@@ -162,31 +162,34 @@ class _Model:
                 axes |= {*event.axes(Use.COPY)}
         return math.prod(self.reading.leaves[path].shape[a] for a in axes)
 
-    def acts(self, nodes: Set[int]) -> dict[str, tuple[int, int]]:
-        """How often nodes use parameters, and how many layers these hold, by name."""
-        found: dict[str, tuple[int, int]] = {}
-        for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
-            runs = {e.node.id: e.node.runs for e in events if e.is_use}
-            if used := runs.keys() & nodes:
-                uses, layers = found.get(self.opened(path), (0, 0))
-                uses += sum(runs[i] for i in used)
-                found[self.opened(path)] = uses, layers + self.copies(path)
-        return found
+    def inside(self, branches: list[Branch]) -> dict[str, tuple[int, int]]:
+        """How many branches use parameters, and how many layers these hold, by name."""
+        runs, layers = Counter[str](), Counter[str]()
+        for b in branches:
+            runs.update(dict.fromkeys(self.names(b), b.runs))
+        for path in {path for b in branches for path in self.paths(b)}:
+            layers[self.opened(path)] += self.copies(path)
+        return {name: (runs[name], layers[name]) for name in runs}
 
-    def acts_outside(
-        self, branches: list[Branch], inside: Set[int]
-    ) -> dict[str, tuple[int, int]]:
-        """The same for a stream outside of its branches, by names that act before one.
+    def outside(self, branches: list[Branch]) -> dict[str, tuple[int, int]]:
+        """How often parameters act on streams themselves, and their layers, by name.
 
-        A readout of each layer does not.
+        Some of that name act before a branch; a readout of each layer does not.
         """
         sides = [x for b in branches for x in b.add.operands if x is not b.end]
         ahead = reach(sides, lambda x: [y for y in x.operands if y.data])
-        before = {x.id for x in ahead} - inside
-        behind = {x.id for x in reach([b.add for b in branches], self.axes.uses)}
-        names = self.acts(before).keys()
-        found = self.acts((before | behind) - inside)
-        return {name: found[name] for name in names}
+        before = {x.id for x in ahead}.difference(*(b.inside for b in branches))
+        after = {x.id for x in reach([b.add for b in branches], self.axes.uses)}
+        after = (before | after).difference(*(b.inside for b in branches))
+        acts, layers, early = Counter[str](), Counter[str](), set[str]()
+        for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
+            runs = {e.node.id: e.node.runs for e in events if e.is_use}
+            if used := runs.keys() & after:
+                name = self.opened(path)
+                acts[name] += sum(runs[i] for i in used)
+                layers[name] += self.copies(path)
+                early |= {name} if used & before else set()
+        return {name: (acts[name], layers[name]) for name in early}
 
     def names(self, branch: Branch) -> frozenset[str]:
         """The same, without the number of the block."""
@@ -693,27 +696,26 @@ class Comparison:
         return found
 
     def _find_repeated(
-        self, inside: Collection[str], counted: list[Branch], small: list[Branch]
+        self, inside: Mapping[str, float], counted: list[Branch], small: list[Branch]
     ) -> None:
         """Find what all layers share, and what acts on a stream itself in each."""
         depths = [m for m in self._ratios.values() if not alike(m, 1)]
-        models = (self.large, counted), (self.small, small)
-        nodes = [frozenset[int]().union(*(b.inside for b in x)) for _, x in models]
-        within = [m.acts(x) for (m, _), x in zip(models, nodes, strict=True)]
-        outside = [
-            m.acts_outside(branches, x)
-            for (m, branches), x in zip(models, nodes, strict=True)
-        ]
+        within = self.large.inside(counted), self.small.inside(small)
+        outside = self.large.outside(counted), self.small.outside(small)
         for path in self._leaves:
-            name, is_inside = self._opened(path), path in inside
-            each = (x.get(name, (1, 1)) for x in (within if is_inside else outside))
-            uses, layers = (now / then for now, then in zip(*each, strict=True))
-            more = uses if alike(layers, 1) else layers
-            is_repeated = any(alike(more, m) for m in depths)
-            if is_repeated and not is_inside:
+            counts = within if path in inside else outside
+            now, then = (x.get(self._opened(path)) for x in counts)
+            if not (now and then):
+                continue
+            uses, layers = now[0] / then[0], now[1] / then[1]
+            is_shared = alike(layers, 1)  # one for all layers
+            more = uses if is_shared else layers
+            if path in inside:
+                if is_shared and not alike(uses, 1):
+                    self._shared[path] = inside[path]
+            elif any(alike(more, m) for m in depths):
                 self._on_stream[path] = more
-            if is_repeated or is_inside:
-                self._shared[path] = more / layers
+                self._shared[path] = more if is_shared else 1.0
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:
         """The depth ratio of the branches that a parameter is in."""

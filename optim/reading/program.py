@@ -665,8 +665,8 @@ class Program:
         does not, and shows that their results are no stream.
         """
         starts: dict[int, Node] = {}
-        for node in self.nodes:
-            for x, y in (node.operands, node.operands[::-1]) * (node.op == "add"):
+        for node in (x for x in self.nodes if x.op == "add"):
+            for x, y in (node.operands, node.operands[::-1]):
                 if y.value == 0 and x.shape == node.shape:
                     starts[node.id] = x
         again = {

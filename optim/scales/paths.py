@@ -32,11 +32,12 @@ def flatten(
     tree: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[tuple[str, Any]]:
     """List (path, leaf) of a tree, in the tree's order."""
-    first = str(_trained_at(tree))
-    return [
-        (path_string(keys[bool(keys) and str(keys[0]) == first :]), leaf)
-        for keys, leaf in unboxed(tree, is_leaf)
-    ]
+    trained = str(_trained_at(tree))
+    found = []
+    for keys, leaf in unboxed(tree, is_leaf):
+        inside = bool(keys) and str(keys[0]) == trained
+        found.append((path_string(keys[1:] if inside else keys), leaf))
+    return found
 
 
 def unboxed(
@@ -100,7 +101,9 @@ def trainable(tree: Any) -> Any:
     Any other tree is unchanged.
     """
     key = _trained_at(tree)
-    return tree if key is None else tree[getattr(key, "key", 0)]
+    if key is None:
+        return tree
+    return tree[_LINEN_PARAMS] if isinstance(tree, Mapping) else tree[0]
 
 
 def float_leaves(tree: Any) -> dict[str, Any]:

@@ -632,3 +632,23 @@ def embeddings_that_are_stored_by_heads(n):
         return norm(x + jnp.einsum("bthd,hdn->btn", y, p["o"])) @ p["out"]
 
     return p, (floats(2, 6, 5), tokens(2, 6)), call
+
+
+# Several uses of a gain in a layer are those of heads, and no sharing between layers.
+@program({**ENDS, r"b/\d/(q|k|v)": "Hb", r"b/\d/o": "He", r"b/\d/g": "Fb"}, deep=True)
+def gains_of_queries_in_a_loop_over_heads(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, g=(4,), **dict.fromkeys("qkvo", (n, n)))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y, each = norm(x), []
+            for head in range(n // 4):
+                at = slice(4 * head, 4 * head + 4)
+                q, k, v = (y @ w[name][:, at] for name in "qkv")
+                each.append(jax.nn.softmax(q * w["g"] @ k.mT / 2) @ v)
+            x = x + jnp.concatenate(each, -1) @ w["o"]
+        return x @ p["out"]
+
+    return p, S, call
