@@ -8,7 +8,8 @@ weights, and one with a norm after each addition. SGD's gradient of shared weigh
 sum over layers, and gains after additions act one after the other without a branch
 multiplier; docs/rules.md has a rule for both, which no paper has. It is compared with
 the rule of branches alone, at depths 4 to 64 under completep. 150 steps of batch size
-64 with cosine decay, SGD with momentum 0.9, four seeds, fixed before the first run.
+64 with cosine decay, SGD with momentum 0.9, four seeds, fixed before the first run of
+this code, after a pilot with other code.
 """
 
 import argparse

@@ -311,7 +311,8 @@ def _of_part(
         gradient = row.gradient.of(scale) * depth**-point.alpha / point.richness
         if point.branches_only and (repeats := point.alpha + point.gamma):
             gradient *= scale.shared
-            update *= scale.depth**-repeats if scale.on_stream else 1.0
+            if scale.on_stream:
+                update *= scale.depth**-repeats
         update, gradient = update * clock.update, gradient * clock.gradient * theta
         geometry = GEOMETRIES[family]
         raw = (
