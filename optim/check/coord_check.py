@@ -1,9 +1,7 @@
 """`coord_check`: check that activations change by the same amount at every size."""
 
 import dataclasses
-import inspect
 import math
-import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -17,7 +15,6 @@ from ..apply.transforms import resolve
 from ..reading.leaves import is_nnx
 from ..rules.multipliers import carried
 from ..scales.paths import flatten
-from ..scales.patterns import Pattern
 from .activations import STREAM, Layer, Recording
 from .coord_hints import Facts
 from .coord_verdict import CoordCheck
@@ -50,39 +47,34 @@ def coord_check(
     amount at every width and depth: the slope of log |Δ activation| against log size is
     zero. Layers of a stack are compared at the same relative depth.
 
-    The activations are read from the program of `loss` (its jaxpr): the product of
-    each parameter, the residual stream after each branch, and the outputs.
-    Their names are paths of parameters, and each comes with its line of code.
+    Activations are read from the program of `loss`: the product of each parameter, the
+    residual stream after each branch, and the outputs, with their lines of code.
 
     Args:
       build: `build(key, width=...)`, `build(key, depth=...)` or both, as swept. Returns
-        a model initialized from a random key: an NNX module, Linen variables, an
-        Equinox module, Haiku parameters, any pytree.
+        a model initialized from a random key: an NNX or Equinox module, Linen
+        variables, Haiku parameters, any pytree.
       optimizer: an `optax.GradientTransformation`, or a function
         `optimizer(model, width=...)` that returns one for a model of that size.
-      loss: `loss(model, batch)`. Preferably it returns the model's outputs (logits).
-        The check then minimizes a loss that is linear in them, with fixed random
-        coefficients, so that its gradient does not depend on the outputs' initial
-        size. If it returns a scalar, that is the loss. None calls `model(batch)`, or
-        `model(batch[0])` if the batch is a tuple.
+      loss: `loss(model, batch)`. If it returns the model's outputs (logits), the check
+        minimizes a loss that is linear in them, with fixed random coefficients, so that
+        its gradient does not depend on their initial size. If it returns a scalar, that
+        is the loss. None calls `model(batch)`, or `model(batch[0])` for a tuple.
       batch: the training batch, a pytree of arrays, the same at each step.
-      widths: the widths to sweep, at the first of `depths`.
-      depths: the depths to sweep, at the first of `widths`.
+      widths, depths: the sizes to sweep, each at the first of the other.
       steps: number of training steps.
-      seeds: number of initializations; from one no error is known, so that every slope
-        is unclear.
-      layers: regular expression, searched in the names of layers; only layers that
-        match are compared. "^stream" is the residual stream.
+      seeds: number of initializations; with one, every slope is unclear.
+      layers: regular expression, searched in the names of the layers to compare, e.g.
+        "^stream" for the residual stream.
       tolerance: the largest |slope| that counts as zero.
 
     Returns:
       A `CoordCheck`: print it, or read `.verdict`, `.slopes`, `.hints`, `.passed`.
 
     Raises:
-      ValueError: no sizes are given, fewer than two, or one is not positive; steps or
-        seeds are below one; a callback does not accept the sizes or returns a wrong
-        type; `build` ignores its key or its size; no layer is found, or a branch is
-        multiplied by a number that cannot be read.
+      ValueError: fewer than two sizes; a setting out of range; `build` or `optimizer`
+        returns a wrong type, or ignores its key or its size; no layer is found; a
+        branch is multiplied by a number that cannot be read.
 
     Source: Tensor Programs V (arXiv:2203.03466), appendix D.1 (width); Tensor
     Programs VI, Definition 7.2 (depth).
@@ -105,9 +97,15 @@ def coord_check(
       ('wrong', True)
     """
     sweeps = _sweeps(widths, depths)
-    _check_options(steps, seeds, tolerance, batch)
+    if steps < 1 or seeds < 1:
+        raise ValueError(f"steps={steps} and seeds={seeds} must be at least 1")
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance={tolerance} must be a slope, e.g. 0.15")
+    if batch is None:
+        raise ValueError(
+            "batch is missing; pass the batch that loss(model, batch) takes"
+        )
     keys = jnp.stack([jax.random.key(i) for i in range(seeds)])
-    Pattern("layers", layers)  # checks it
     wanted = None if layers is None else re.compile(layers)
 
     sizes: dict[str, tuple[int, ...]] = {}
@@ -133,21 +131,6 @@ def coord_check(
     return CoordCheck(sizes, changes, tolerance, facts)
 
 
-def _check_options(steps: int, seeds: int, tolerance: float, batch: Any) -> None:
-    for name, count in (("steps", steps), ("seeds", seeds)):
-        if not isinstance(count, numbers.Integral) or count < 1:
-            raise ValueError(f"{name}={count!r} must be at least 1, a whole number")
-    if not isinstance(tolerance, numbers.Real) or not 0 <= tolerance < math.inf:
-        raise ValueError(
-            f"tolerance={tolerance!r} must be the largest slope that counts as zero, "
-            "e.g. 0.15"
-        )
-    if batch is None:
-        raise ValueError(
-            "batch is missing; pass the batch that loss(model, batch) takes"
-        )
-
-
 def _sweeps(
     widths: Sequence[int] | None, depths: Sequence[int] | None
 ) -> dict[str, list[dict[str, int]]]:
@@ -157,11 +140,6 @@ def _sweeps(
     if not swept:
         raise ValueError("nothing to compare; pass widths=(...), depths=(...) or both")
     for axis, sizes in swept.items():
-        is_sequence = isinstance(sizes, Sequence | np.ndarray)
-        if not is_sequence or not all(isinstance(x, numbers.Integral) for x in sizes):
-            raise ValueError(
-                f"{axis}s={sizes!r} must be whole numbers, e.g. (4, 8, 16)"
-            )
         if len(set(sizes)) < 2 or min(sizes) <= 0:
             raise ValueError(
                 f"{axis}s={tuple(sizes)} must be at least two different positive sizes"
@@ -174,10 +152,7 @@ def _sweeps(
 class _Run:
     """Train a model of one size, and measure its activations after each step.
 
-    What follows `steps` is static, and filled in while the run is traced; `result`,
-    after it.
-
-    Attributes:
+    Attributes, filled in while the run is traced, and `result` and `drawn` after it:
       layers: what the program says of each layer, with the multiplier that a branch's
         parameters carry.
       shapes: shapes of the parameters, by path.
@@ -410,50 +385,11 @@ def _patterns(name: str) -> list[_Opened]:
 # --- the user's functions ---
 
 
-def _accepts(function: Any, args: tuple[Any, ...], size: dict[str, int]) -> bool:
-    try:
-        inspect.signature(function).bind(*args, **size)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin without a signature
-        return True
-    return True
-
-
-def _called(
-    name: str, function: Any, kind: str, first: str, value: Any, size: dict[str, int]
-) -> tuple[str, Any]:
-    """How the user's function is called with a size, and what it returns."""
-    sizes = ", ".join(f"{name}={value}" for name, value in size.items())
-    call = f"{name}({first}, {sizes})"
-    if not callable(function):
-        raise ValueError(
-            f"{name} is a {type(function).__name__}; pass {kind}, called as {call}"
-        )
-    if not _accepts(function, (value,), size):
-        remedy = f"write it as def {name}({first}, {', '.join(size)})"
-        for other in {"width", "depth"} - set(size):
-            if _accepts(function, (value,), {**size, other: 1}):
-                remedy = f"give its {other} a default, or pass {other}s=(...)"
-        raise ValueError(
-            f"coord_check calls {call}, which {name} does not accept; {remedy}"
-        )
-    return call, function(value, **size)
-
-
 def _built(build: Any, key: jax.Array, size: dict[str, int]) -> Any:
-    try:
-        call, model = _called("build", build, "a function", "key", key, size)
-    except AttributeError as error:
-        if "'int' object" not in str(error):
-            raise
-        raise ValueError(
-            f"build fails: {error}; pass random state to Flax as rngs=nnx.Rngs(key), "
-            "not as a number"
-        ) from error
+    model = build(key, **size)
     if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(model)):
         raise ValueError(
-            f"{call} returns a {type(model).__name__} without arrays; return an NNX or "
+            f"build returns a {type(model).__name__} without arrays; return an NNX or "
             "Equinox module, or the result of Linen's module.init(key, inputs)"
         )
     return model
@@ -464,17 +400,16 @@ def _transformation(
 ) -> optax.GradientTransformation:
     if isinstance(optimizer, optax.GradientTransformation):
         return optimizer
-    kind = "an optax transformation, or a function"
-    call, tx = _called("optimizer", optimizer, kind, "model", model, size)
+    tx = optimizer(model, **size)
     if not isinstance(tx, optax.GradientTransformation):
         raise ValueError(
-            f"{call} returns a {type(tx).__name__}, not an optax.GradientTransformation"
+            f"optimizer returns a {type(tx).__name__}, not an "
+            "optax.GradientTransformation"
         )
     return tx
 
 
 def _check_built(axis: str, runs: list[_Run], seeds: int) -> None:
-    """Raise a `ValueError` if `build` ignores its size or its key."""
     if axis == "width" and all(run.shapes == runs[0].shapes for run in runs):
         sizes = tuple(run.size[axis] for run in runs)
         raise ValueError(
