@@ -204,8 +204,8 @@ def muon(
       split_fused: orthogonalize each segment of a fused kernel by itself. Without it,
         all segments must grow alike.
 
-    All further arguments are as in `optax.contrib.muon`, those of the base model;
-    `ns_coeffs` are numbers, and `adaptive` is left out.
+    Further arguments are those of `optax.contrib.muon`, of the base model; `ns_coeffs`
+    are numbers, and `adaptive` is left out.
 
     Raises:
       ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
@@ -217,14 +217,11 @@ def muon(
     Examples:
       >>> import jax.numpy as jnp
       >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
-      ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> base, params = {"w": jnp.eye(4)}, {"w": jnp.eye(16)}
+      >>> scales = optim.infer_scales(base, params, axes={"w": "i -> o"})
       >>> tx = optim.muon(0.1, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
-      >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
-      (-0.071, -0.037)
+      >>> tx.update(params, tx.init(params), params)[0]["w"][0, 0].round(3)
+      Array(-0.071, dtype=float32)
     """
 
     def precondition(scales: Scales) -> Transform:
@@ -287,8 +284,8 @@ def soap(
     step of orthogonal iteration, and is not distributed over devices.
 
     Args:
-      learning_rate: that of the base model, a number or a schedule.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
+      learning_rate, scales, partner, per_head, split_fused: as in `muon`; AdamW and
+        Lion have their own betas and eps here, and no weight decay.
       b1, b2: as in Adam, those of the base model.
       eps: as in Adam, relative to the largest root of an average of squares. Where
         gradients have a low rank, most directions hold only rounding, which Adam's eps
@@ -299,12 +296,9 @@ def soap(
       precondition_frequency: steps between two changes of the eigenvectors.
       block_size: largest size of the blocks that are preconditioned one by one, as the
         largest divisor of each side; None for whole matrices.
-      partner, per_head, split_fused: as in `muon`; AdamW and Lion beside it have their
-        own betas and eps, and no weight decay.
 
     Raises:
-      ValueError: no parameter is a hidden matrix; a hyperparameter is not finite or out
-        of range; see `scale_by_parametrization` for the rest.
+      ValueError: as `muon`.
 
     Source: Vyas et al. 2024 (arXiv:2409.11321), Algorithm 3; Qiu et al. 2025
     (arXiv:2512.05620) for spectral normalization.
@@ -312,30 +306,25 @@ def soap(
     Examples:
       >>> import jax.numpy as jnp
       >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
-      ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> base, params = {"w": jnp.eye(4)}, {"w": jnp.eye(16)}
+      >>> scales = optim.infer_scales(base, params, axes={"w": "i -> o"})
       >>> tx = optim.soap(0.1, scales)
-      >>> _, state = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
-      >>> updates, _ = tx.update(mlp(16), state, mlp(16))
-      >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
-      (-0.1, -0.025)
+      >>> _, state = tx.update(params, tx.init(params), params)
+      >>> tx.update(params, state, params)[0]["w"][0, 0].round(3)
+      Array(-0.1, dtype=float32)
     """
-    precondition = functools.partial(
-        _normalized,
-        "soap",
-        {"b1": b1, "b2": b2, "shampoo_beta": shampoo_beta},
-        eps=eps,
-        frequency=precondition_frequency,
-        block_size=block_size,
-        mu_dtype=mu_dtype,
-    )
     return _beside(
         "soap",
         learning_rate,
         scales,
-        precondition,
+        _normalized(
+            "soap",
+            {"b1": b1, "b2": b2, "shampoo_beta": shampoo_beta},
+            eps=eps,
+            frequency=precondition_frequency,
+            block_size=block_size,
+            mu_dtype=mu_dtype,
+        ),
         _partner(partner, learning_rate),
         (per_head, split_fused),
         (weight_decay, mask),
@@ -361,13 +350,11 @@ def shampoo(
 ) -> Optimizer:
     """Shampoo with spectral normalization, for hidden matrices: L^-¼ M R^-¼.
 
-    Args:
-      eps: added to L and R, times their spectral norms.
-
-    All further arguments are as in `soap`.
+    Arguments are those of `soap`, without `b2`; `eps` is added to L and R, times their
+    spectral norms.
 
     Raises:
-      ValueError: as `soap`.
+      ValueError: as `muon`.
 
     Source: Gupta et al. 2018 (arXiv:1802.09568), Algorithm 1, with moving averages; Qiu
     et al. 2025 (arXiv:2512.05620) for spectral normalization.
@@ -375,45 +362,42 @@ def shampoo(
     Examples:
       >>> import jax.numpy as jnp
       >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
-      ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> base, params = {"w": jnp.eye(4)}, {"w": jnp.eye(16)}
+      >>> scales = optim.infer_scales(base, params, axes={"w": "i -> o"})
       >>> tx = optim.shampoo(0.1, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
-      >>> round(float(updates["mid"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
-      (-0.1, -0.025)
+      >>> tx.update(params, tx.init(params), params)[0]["w"][0, 0].round(3)
+      Array(-0.1, dtype=float32)
     """
-    precondition = functools.partial(
-        _normalized,
-        "shampoo",
-        {"b1": b1, "shampoo_beta": shampoo_beta},
-        eps=eps,
-        frequency=precondition_frequency,
-        block_size=block_size,
-        mu_dtype=mu_dtype,
-    )
     return _beside(
         "shampoo",
         learning_rate,
         scales,
-        precondition,
+        _normalized(
+            "shampoo",
+            {"b1": b1, "shampoo_beta": shampoo_beta},
+            eps=eps,
+            frequency=precondition_frequency,
+            block_size=block_size,
+            mu_dtype=mu_dtype,
+        ),
         _partner(partner, learning_rate),
         (per_head, split_fused),
         (weight_decay, mask),
     )
 
 
-def _normalized(
-    name: str, betas: Mapping[str, Any], scales: Scales, **options: Any
-) -> Transform:
+def _normalized(name: str, betas: Mapping[str, Any], **options: Any) -> Maker:
     """SOAP or Shampoo with spectral normalization; see `scale_by_kronecker`."""
-    memories = {key: scales.training.beta(beta) for key, beta in betas.items()}
-    return optax.chain(
-        scale_by_kronecker(scales, **memories, **options),
-        divide_by(spectral_norm, scales),
-        scale_by_shape(name, scales),
-    )
+
+    def precondition(scales: Scales) -> Transform:
+        memories = {key: scales.training.beta(beta) for key, beta in betas.items()}
+        return optax.chain(
+            scale_by_kronecker(scales, **memories, **options),
+            divide_by(spectral_norm, scales),
+            scale_by_shape(name, scales),
+        )
+
+    return precondition
 
 
 @checked
@@ -440,12 +424,10 @@ def scion(
     constrained Scion has the weight decay 1/radius.
 
     Args:
-      learning_rate: that of the base model, a number or a schedule.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
       b1: memory of the average of gradients, 1 - α of the paper.
       weight_decay, mask: as in `adamw`.
-      mu_dtype, ns_coeffs, ns_steps, eps: as in `muon`.
-      per_head, split_fused: as in `muon`.
+
+    Further arguments are as in `muon`.
 
     Raises:
       ValueError: as `muon`.
@@ -455,14 +437,11 @@ def scion(
     Examples:
       >>> import jax.numpy as jnp
       >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
-      ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> base, params = {"w": jnp.eye(4)}, {"w": jnp.eye(16)}
+      >>> scales = optim.infer_scales(base, params, axes={"w": "i -> o"})
       >>> tx = optim.scion(0.1, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
-      >>> round(float(updates["in"][0, 0]), 3), round(float(updates["out"][0, 0]), 3)
-      (-0.1, -0.025)
+      >>> tx.update(params, tx.init(params), params)[0]["w"][0, 0].round(3)
+      Array(-0.071, dtype=float32)
     """
 
     def precondition(scales: Scales) -> Transform:
@@ -515,10 +494,9 @@ def adam_h(
     Args:
       learning_rate: angle of a step at the base model, in radians: a number or a
         schedule.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
       b1, b2, eps, eps_root, mu_dtype: as in `adam`.
-      partner, per_head, split_fused: as in `muon`; the partner gets b1, b2, eps and
-        mu_dtype too, where it takes them.
+      scales, partner, per_head, split_fused: as in `muon`; the partner gets b1, b2, eps
+        and mu_dtype too, where it takes them.
 
     Raises:
       ValueError: as `muon`.
@@ -528,15 +506,13 @@ def adam_h(
     Examples:
       >>> import jax.numpy as jnp
       >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
-      ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> base, params = {"w": jnp.eye(4)}, {"w": jnp.eye(16)}
+      >>> scales = optim.infer_scales(base, params, axes={"w": "i -> o"})
       >>> tx = optim.adam_h(0.1, scales)
-      >>> grads = {**mlp(16), "mid": jnp.ones((16, 16))}
-      >>> updates, _ = tx.update(grads, tx.init(mlp(16)), mlp(16))
-      >>> round(float(jnp.linalg.norm(mlp(16)["mid"] + updates["mid"])), 4)
-      4.0
+      >>> grads = {"w": jnp.ones((16, 16))}
+      >>> updates, _ = tx.update(grads, tx.init(params), params)
+      >>> jnp.linalg.norm(params["w"] + updates["w"]).round(4)
+      Array(4., dtype=float32)
     """
 
     def precondition(scales: Scales) -> Transform:
@@ -575,30 +551,24 @@ def muon_h(
     So a gradient of lower rank, of a batch smaller than the width, makes a smaller
     angle, and no direction has a larger part in the update than at full rank.
 
-    Args:
-      learning_rate: angle of a step at the base model, in radians.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      beta, eps, mu_dtype, ns_coeffs, ns_steps, nesterov: as in `muon`.
-
-    All further arguments are as in `soap`.
+    `learning_rate` is the angle of a step at the base model, in radians. Further
+    arguments are as in `muon`; AdamW and Lion have their own betas and eps here.
 
     Raises:
-      ValueError: as `adam_h`.
+      ValueError: as `muon`.
 
     Source: Wen et al. 2026 (arXiv:2606.16899).
 
     Examples:
       >>> import jax.numpy as jnp
       >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
-      ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> base, params = {"w": jnp.eye(4)}, {"w": jnp.eye(16)}
+      >>> scales = optim.infer_scales(base, params, axes={"w": "i -> o"})
       >>> tx = optim.muon_h(0.1, scales)
-      >>> grads = {**mlp(16), "mid": jnp.ones((16, 16))}
-      >>> updates, _ = tx.update(grads, tx.init(mlp(16)), mlp(16))
-      >>> round(float(jnp.linalg.norm(mlp(16)["mid"] + updates["mid"])), 4)
-      4.0
+      >>> grads = {"w": jnp.ones((16, 16))}
+      >>> updates, _ = tx.update(grads, tx.init(params), params)
+      >>> jnp.linalg.norm(params["w"] + updates["w"]).round(4)
+      Array(4., dtype=float32)
     """
 
     def precondition(scales: Scales) -> Transform:

@@ -225,12 +225,11 @@ class _Parameter:
         return Checked(factor, self.rate, hint), problem
 
     def problems(self, factor: float | None) -> Iterator[str]:
-        yield self.growing()
-        yield self.decay_alone()
-        yield self.scaled_decay()
-        yield self.response()
-        yield self.wrong_size(factor)
-        yield self.coupled_decay()
+        yield from self.decay_problems()
+        yield from self.scaling_problems(factor)
+        # Weight decay whose effect does not follow the weight.
+        if np.any(self.decay) and not (np.any(self.noise) or self.proportional):
+            yield self.wrong_decay("passes through the optimizer (L2)")
         yield self.normalization()[1]
         if self.ascent > 0:
             yield (
@@ -240,6 +239,51 @@ class _Parameter:
                 "optimizer, cancel it: in place of optax.adam(rate) use "
                 "optax.scale_by_adam(). To maximize, put optax.scale(-1.0) beside "
                 "this chain in an optax.chain"
+            )
+
+    def decay_problems(self) -> Iterator[str]:
+        # Noise needs neither a gradient nor a weight.
+        decay = self.decay - self.noise
+        grows = float(np.vdot(decay, self.weight)) > 0
+        if self.ascent < 0 and grows and np.all(np.isfinite(decay)):
+            yield self.wrong_decay("makes the weights grow")
+        if all(np.all(self.update(m, _LARGE) == self.update(m, 0.0)) for m in Mode):
+            yield (
+                f"the update of {self.path!r} is its weight decay alone: if it is "
+                "frozen, freeze it after the decay, or by optax.partition with "
+                "optax.set_to_zero()"
+            )
+        if self.decays and not self.relative:
+            target = rms(self.update(Mode.TARGET, 0.0))
+            factor = target / rms(self.decay) / self.heavier
+            scaled = not _near(rms(self.enlarged(0.0)), target)
+            if scaled or not _near(factor, 1):
+                yield self.wrong_decay(
+                    f"is multiplied by {factor:.4g} and must not be scaled"
+                )
+
+    def scaling_problems(self, factor: float | None) -> Iterator[str]:
+        gain = self.gain()
+        if abs(gain - 2) < 0.003:
+            yield (
+                f"the updates of {self.path!r} are scaled twice: drop "
+                "scale_by_parametrization, or use optax's own scale_by_... transforms "
+                "in place of an optimizer of mupax.optim"
+            )
+        elif abs(gain - 1) > 0.003:
+            yield (
+                f"the scaling of {self.path!r} has no effect on its update, or only "
+                "part of it: put clipping first, then the transform that makes the "
+                "update, then scale_by_parametrization"
+            )
+        if factor is not None and not _near(factor, self.rate):
+            off = factor / self.rate
+            size = f"{off:.4g} times too large"
+            if off < 1:
+                size = f"{1 / off:.4g} times too small"
+            yield (
+                f"the update of {self.path!r} is {factor:.4g} times the base's and "
+                f"should be {self.rate:.4g} times: it is {size}; {self.reason(factor)}"
             )
 
     def hints(self, spared: bool) -> Iterator[str]:
@@ -284,65 +328,6 @@ class _Parameter:
             "learning rate, which has the minus, in place of an Optax optimizer that "
             "decays by itself; or use optim.adamw or optim.build_optimizer(..., "
             "weight_decay=...)"
-        )
-
-    def growing(self) -> str:
-        """Decay that adds to the weights, although the gradient's part descends."""
-        # Noise needs neither a gradient nor a weight.
-        decay = self.decay - self.noise
-        grows = float(np.vdot(decay, self.weight)) > 0
-        if not (self.ascent < 0 and grows and np.all(np.isfinite(decay))):
-            return ""
-        return self.wrong_decay("makes the weights grow")
-
-    def decay_alone(self) -> str:
-        """A frozen parameter that decays."""
-        if any(np.any(self.update(m, _LARGE) != self.update(m, 0.0)) for m in Mode):
-            return ""
-        return (
-            f"the update of {self.path!r} is its weight decay alone: if it is frozen, "
-            "freeze it after the decay, or by optax.partition with optax.set_to_zero()"
-        )
-
-    def scaled_decay(self) -> str:
-        if not self.decays or self.relative:
-            return ""
-        target = rms(self.update(Mode.TARGET, 0.0))
-        factor = target / rms(self.decay) / self.heavier
-        scaled = not _near(rms(self.enlarged(0.0)), target)
-        if scaled or not _near(factor, 1):
-            return self.wrong_decay(
-                f"is multiplied by {factor:.4g} and must not be scaled"
-            )
-        return ""
-
-    def response(self) -> str:
-        """Whether the update follows the factors by which it is multiplied."""
-        gain = self.gain()
-        if abs(gain - 2) < 0.003:
-            return (
-                f"the updates of {self.path!r} are scaled twice: drop "
-                "scale_by_parametrization, or use optax's own scale_by_... transforms "
-                "in place of an optimizer of mupax.optim"
-            )
-        if abs(gain - 1) > 0.003:
-            return (
-                f"the scaling of {self.path!r} has no effect on its update, or only "
-                "part of it: put clipping first, then the transform that makes the "
-                "update, then scale_by_parametrization"
-            )
-        return ""
-
-    def wrong_size(self, factor: float | None) -> str:
-        if factor is None or _near(factor, self.rate):
-            return ""
-        off = factor / self.rate
-        size = f"{off:.4g} times too large"
-        if off < 1:
-            size = f"{1 / off:.4g} times too small"
-        return (
-            f"the update of {self.path!r} is {factor:.4g} times the base's and should "
-            f"be {self.rate:.4g} times: it is {size}; {self.reason(factor)}"
         )
 
     def reason(self, factor: float) -> str:
@@ -392,12 +377,6 @@ class _Parameter:
             f"{needed}: this optimizer is in none of the families (sgd, adam, "
             "spectral, relative), or a transform after the scaling changes its updates"
         )
-
-    def coupled_decay(self) -> str:
-        """Weight decay whose effect does not follow the weight: L2 through Adam."""
-        if not np.any(self.decay) or np.any(self.noise) or self.proportional:
-            return ""
-        return self.wrong_decay("passes through the optimizer (L2)")
 
     def normalization(self) -> tuple[str, str]:
         """(hint, problem) if eps is not compared with a gradient of the base's size."""
