@@ -1,9 +1,7 @@
 """Run a gradient transformation on known gradients, at base and at target size.
 
-A probe is a small tree with the parameters' paths and growth ratios. While a probe
-runs, the transforms of this package accept its shapes, and their multipliers can be
-turned off. This allows comparing the updates of one transformation on the base and on
-the target.
+A probe is a small tree with the parameters' paths and growth ratios. While it runs,
+the transforms of this package accept its shapes, and their multipliers can be off.
 """
 
 import dataclasses
@@ -55,10 +53,9 @@ class Leaf:
     """One parameter of a probe.
 
     Attributes:
-      base_shape: its shape in the probe's base, as small as the ratios allow.
-      shape: its shape in the probe's target.
-      gradient: size of the target's gradient, relative to the base's.
-      weight: size of the target's weight, relative to the base's.
+      base_shape, shape: its shapes in the probe, as small as the ratios allow.
+      gradient, weight: sizes of the target's gradient and weight, relative to the
+        base's.
     """
 
     base_shape: tuple[int, ...]
@@ -106,32 +103,24 @@ _WEIGHT = (-0.8, 0.6, 1.2, 0.9, -1.1)
 
 
 class Unchecked(ValueError):
-    """Raised if a check is not possible.
-
-    Attributes:
-      traced: whether the reason is a traced value, e.g. inside of jit.
-    """
-
-    def __init__(self, message: str, *, traced: bool = False):
-        super().__init__(message)
-        self.traced = traced
+    """Raised if a check is not possible."""
 
 
-def traced() -> Unchecked:
-    """The error for a hyperparameter that is a traced value."""
-    return Unchecked(
-        "a hyperparameter of tx is a traced value; check the optimizer outside of jit "
-        "and vmap, with numbers",
-        traced=True,
-    )
+class TracedError(Unchecked):
+    """Raised if a hyperparameter is a traced value."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a hyperparameter of tx is a traced value; check the optimizer outside of "
+            "jit and vmap, with numbers"
+        )
 
 
 class Condition(NamedTuple):
     """One run of a probe, in two steps.
 
     Attributes:
-      gradient: size of the base's gradients.
-      weight: size of the base's weights.
+      gradient, weight: sizes of the base's gradients and weights.
       then: size of the base's gradients in the step after the first update.
       odd: factor of the first gradients of every second parameter.
       loud: factor of the factors by which scalings multiply updates.
@@ -184,9 +173,8 @@ class Probe:
     def run(
         self, which: Mode, conditions: Sequence[Condition]
     ) -> tuple[dict[Condition, Run], Recorder]:
-        """Updates by condition and path.
+        """Updates by condition and path, with the shapes and sizes of base or target.
 
-        With `Mode.BASE` the base's shapes and sizes are used, otherwise the target's.
         All conditions take as many steps. The first two must differ in the size of
         gradients alone: the first update is that in which they differ.
 
@@ -250,7 +238,7 @@ class Probe:
             first, second = compiled(table)
         except TypeError as error:
             # Traced values of an outer jit have become inputs.
-            raise traced() from error
+            raise TracedError from error
 
         def by_path(updates: Any, i: int) -> dict[str, np.ndarray]:
             return {p: np.asarray(x, np.float32)[i] for p, x in flatten(updates)}
