@@ -66,8 +66,7 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
       >>> base, target = lambda: Bigram(16), Bigram(64)
       >>> tokens = jax.ShapeDtypeStruct((1, 8), int)
       >>> scales = optim.infer_scales(base, target, inputs=(tokens,))
-      >>> params = nnx.state(target, nnx.Param)
-      >>> params = optim.rescale_init(params, scales)
+      >>> params = optim.rescale_init(nnx.state(target, nnx.Param), scales)
       >>> small = nnx.state(base(), nnx.Param)
       >>> ratios = jax.tree.map(lambda b, t: t.std() / b.std(), small, params)
       >>> embed, head = ratios.embed.embedding, ratios.head.kernel
@@ -110,18 +109,17 @@ def apply_multipliers(params: Any, scales: Scales) -> Any:
       ValueError: a parameter without a scale, or of another shape; see
         `scale_by_parametrization` for the rest.
 
+    Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
+
     Examples:
       >>> import jax.numpy as jnp
       >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> base, params = {"out": jnp.ones((4, 2))}, {"out": jnp.ones((16, 2))}
       >>> scales = optim.infer_scales(
-      ...     mlp(4), mlp(16), axes={".": "i -> o"},
+      ...     base, params, axes={"out": "i -> o"},
       ...     parametrization=optim.parametrization("mup", gauge="table8"))
-      >>> optim.apply_multipliers(mlp(16), scales)["out"][0, 0]
+      >>> optim.apply_multipliers(params, scales)["out"][0, 0]
       Array(0.25, dtype=float32)
-
-    Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
     """
     point = resolve(scales)
     applied.add(forward_multipliers(scales))
@@ -267,11 +265,7 @@ def _factor(
 ) -> Any:
     """The factor that gives a parameter the base's size times the rule's ratio.
 
-    Args:
-      scale: its scale.
-      point: the parametrization.
-      array, base: its values in the target and in the base.
-      group: the factor of its group.
+    `array` and `base` are its values in both models, `group` the factor of its group.
     """
     # The ratio of usual initializers, which draw a fused parameter as a whole.
     usual = multipliers(scale, named("sp")).init_std

@@ -27,16 +27,6 @@ def decay_mask(mask: Mask, scales: Scales) -> Mask:
 
     Raises:
       ValueError: `mask` is another string.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def layer(n):
-      ...     return {"w": jnp.ones((8, n)), "b": jnp.ones(n), "out": jnp.ones((n, 2))}
-      >>> axes = {"b": "d", ".": "i -> o"}
-      >>> scales = optim.infer_scales(layer(4), layer(16), axes=axes)
-      >>> decay_mask("matrices", scales)(layer(16))
-      {'b': False, 'out': True, 'w': True}
     """
     if mask == "matrices":
         return lambda params: map_with_paths(
@@ -106,11 +96,6 @@ def _by_path(mask: Any, scales: Scales) -> Callable[[Any], Any]:
 
 
 def _starts(path: str) -> list[str]:
-    """A path and the paths of the folders that it is in.
-
-    Examples:
-      >>> _starts("a/b")
-      ['a/b', 'a', '']
-    """
+    """A path and the paths of the folders that it is in: a/b, a, ""."""
     names = path.split("/")
     return ["/".join(names[:n]) for n in range(len(names), -1, -1)]

@@ -35,9 +35,6 @@ def orthogonalize(
 
     `optimizer` is whose shape factor multiplies the updates; `beta` is that of the
     base; `moments` are eps and mu_dtype.
-
-    Raises:
-      ValueError: the coefficients are a name.
     """
     if isinstance(ns_coeffs, str):
         raise ValueError(
@@ -117,12 +114,7 @@ def frobenius_norm(x: jax.Array) -> jax.Array:
 
 
 def spectral_norm(x: jax.Array, steps: int = 12) -> jax.Array:
-    """The spectral norm of each matrix, by power iteration from its largest row.
-
-    Examples:
-      >>> float(spectral_norm(jnp.diag(jnp.array([3.0, 1.0]))[None])[0, 0, 0])
-      3.0
-    """
+    """The spectral norm of each matrix, by power iteration from its largest row."""
     rows = jnp.linalg.norm(x, axis=2)
     start = jnp.take_along_axis(x, rows.argmax(1)[:, None, None], 1)[:, 0]
 
@@ -301,12 +293,7 @@ def _right(x: jax.Array) -> jax.Array:
 
 
 def _block(size: int, most: int | None) -> int:
-    """The largest divisor of a size that is at most `most`.
-
-    Examples:
-      >>> _block(768, 256), _block(7, 4), _block(7, None)
-      (256, 1, 7)
-    """
+    """The largest divisor of a size that is at most `most`."""
     return next(n for n in range(min(size, most or size), 0, -1) if size % n == 0)
 
 

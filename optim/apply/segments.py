@@ -2,8 +2,7 @@
 
 Those whose update of an entry depends on other entries of its array: orthogonalization
 and the like (Muon, SOAP, ...), trust ratios (LAMB), factored moments and clipping by
-array (Adafactor). They
-may also see each head of an attention's kernel as a matrix.
+array (Adafactor). They may also see each head of an attention's kernel as a matrix.
 """
 
 from collections.abc import Callable, Sequence

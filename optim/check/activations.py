@@ -1,8 +1,7 @@
 """Record what a forward pass computes: products of parameters, and the stream.
 
-The forward pass is traced (`jax.make_jaxpr`) and read by `mupax.optim.reading`. The
-traced program is then evaluated, and the values that were chosen are kept. So any
-function of arrays will do, and no library is involved. Not recorded: the bodies of
+The forward pass is traced and read by `mupax.optim.reading`. The traced program is then
+evaluated, and the values that were chosen are kept. Not recorded: the bodies of
 `jax.lax.while_loop`, `jax.lax.cond` and `shard_map`.
 """
 

@@ -103,27 +103,24 @@ class CoordCheck:
 
     @property
     def verdict(self) -> Verdict:
-        """The overall verdict: the worst verdict of any layer."""
+        """The worst verdict of any layer."""
         verdicts = [v for layers in self.verdicts.values() for v in layers.values()]
         worst_first = (Verdict.WRONG, Verdict.UNCLEAR)
         return next((v for v in worst_first if v in verdicts), Verdict.OK)
 
     @property
     def failed(self) -> list[tuple[str, str]]:
-        """List of (axis, layer) whose verdict is wrong."""
+        """(axis, layer) whose verdict is wrong."""
         return self._with(Verdict.WRONG)
 
     @property
     def unclear(self) -> list[tuple[str, str]]:
-        """List of (axis, layer) whose verdict is unclear."""
+        """(axis, layer) whose verdict is unclear."""
         return self._with(Verdict.UNCLEAR)
 
     @property
     def passed(self) -> bool:
-        """Whether the verdict is ok.
-
-        False if it is wrong or unclear; `failed` and `unclear` list the layers.
-        """
+        """Whether the verdict is ok."""
         return self.verdict is Verdict.OK
 
     @property

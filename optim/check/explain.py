@@ -28,14 +28,7 @@ class Explanation:
 
     Source: docs/rules.md derives every number.
 
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> optim.explain(scales, "sgd").rows["in"].learning_rate
-      4.0
+    Examples: see `explain`.
     """
 
     scales: Scales
@@ -167,12 +160,7 @@ _NUMBERS = re.compile(r"\d+(?=/)")
 
 
 def _shared(names: list[str]) -> str:
-    """One name for names that differ in numbers of blocks, with the numbers of each.
-
-    Examples:
-      >>> _shared(["b/0/w", "b/2/w"])
-      'b/0,2/w'
-    """
+    """One name for names that differ in numbers of blocks: b/0/w, b/2/w: b/0,2/w."""
     each = zip(*map(_NUMBERS.findall, names), strict=True)
     return _NUMBERS.sub(lambda _: ",".join(dict.fromkeys(next(each))), names[0])
 

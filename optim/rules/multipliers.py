@@ -68,13 +68,9 @@ class Family(enum.StrEnum):
 class Geometry(NamedTuple):
     """Size of the entries of a family's raw update, as powers of four sizes.
 
-    An update is aligned with the activations: as a matrix it has rank one.
-
-    Attributes:
-      gradient: exponent of the size of the stored weight's gradient.
-      weight: exponent of the initial size of the stored weight.
-      fan_in, fan_out: exponents of the growth of the matrix, of one head where heads
-        are matrices.
+    They are those of the stored weight's gradient, of its initial values, and of fan-in
+    and fan-out (of one head where heads are matrices). An update is aligned with the
+    activations: as a matrix it has rank one.
     """
 
     gradient: float = 0
@@ -131,13 +127,7 @@ def widened(fan_in: int, fan_out: int) -> float:
 def shape_of(optimizer: str, *, consistent: bool) -> Callable[[int, int], float]:
     """The shape factor of an optimizer, as a function of fan-in and fan-out.
 
-    Args:
-      optimizer: its name.
-      consistent: whether it is that of `consistent_rms` of `optax.contrib.muon`.
-
-    Examples:
-      >>> [shape_of("muon", consistent=rms)(4, 16) for rms in (False, True)]
-      [2.0, 4.0]
+    `consistent` is whether it is that of `consistent_rms` of `optax.contrib.muon`.
     """
     if consistent:
         return lambda fan_in, fan_out: math.sqrt(max(fan_in, fan_out))
@@ -169,10 +159,6 @@ def family_of(optimizer: str) -> Family:
 
     Raises:
       ValueError: the name is unknown; the message lists the known ones.
-
-    Examples:
-      >>> family_of("adamw").value, family_of("muon").value
-      ('adam', 'spectral')
     """
     if not isinstance(optimizer, str):
         raise ValueError(
@@ -244,15 +230,12 @@ def multipliers(
     Malladi et al. 2022 (κ).
 
     Examples:
-      >>> from mupax.optim import parametrization
-      >>> from mupax.optim import param_scale
+      >>> from mupax.optim import param_scale, parametrization
       >>> w = param_scale("w", (64, 64), (256, 256), (0,), (1,), depth=16.0,
       ...                 in_branch=True)
       >>> rule = multipliers(w, parametrization("depth_mup"), "adamw")
       >>> rule.learning_rate, rule.eps, rule.weight_decay
       (0.0625, 0.0625, 16.0)
-      >>> multipliers(w, parametrization("depth_mup"), "sgd").learning_rate
-      1.0
     """
     each = of_parts(scale, point, optimizer, **options)
     if len(each) == 1:
@@ -271,10 +254,7 @@ def of_parts(
     split_fused: bool = True,
     **options: Any,
 ) -> dict[str, Multipliers]:
-    """The multipliers of each segment by its label, or of the parameter by its path.
-
-    The arguments are those of `multipliers`.
-    """
+    """`multipliers` of each segment by its label, or of the parameter by its path."""
     family_of(optimizer)  # checks it
     if not scale.segments or not (point.scaled or RECIPES[optimizer].partner):
         return {scale.path: _of_part(scale, point, optimizer, **options)}
@@ -348,8 +328,7 @@ def _shape_growth(
 def is_hidden_matrix(scale: ParamScale) -> bool:
     """Whether Muon trains this parameter: a matrix between hidden layers.
 
-    If only depth grows, no parameter has the role "hidden"; then every matrix in a
-    branch counts.
+    If only depth grows, that is every matrix in a branch.
     """
     matrix = bool(scale.in_axes) and bool(scale.out_axes)
     return scale.role is Role.HIDDEN or (
@@ -358,15 +337,10 @@ def is_hidden_matrix(scale: ParamScale) -> bool:
 
 
 def joined(scale: ParamScale, values: Sequence[Any]) -> Any:
-    """One number per segment as one for the parameter.
+    """One number per segment, or one in all, as one number for the parameter.
 
-    Args:
-      scale: a parameter.
-      values: a number for each of its segments, or one.
-
-    Returns:
-      The number if all are equal, or else an array that broadcasts to the parameter and
-      is as small as it can be.
+    If they differ, it is an array that broadcasts to the parameter, as small as it can
+    be.
 
     Examples:
       >>> import dataclasses
@@ -414,8 +388,7 @@ def carried(scale: ParamScale, point: Parametrization) -> Any:
     Source: Yaida eq. 2.8 (gauge).
 
     Examples:
-      >>> from mupax.optim import parametrization
-      >>> from mupax.optim import param_scale
+      >>> from mupax.optim import param_scale, parametrization
       >>> w = param_scale("w", (64, 64), (64, 64), (0,), (1,), depth=16.0,
       ...                 in_branch=True, ends_branch=True)
       >>> carried(w, parametrization("depth_mup"))
@@ -437,14 +410,6 @@ def shift(scale: ParamScale, point: Parametrization) -> Any:
     trains it as any weight that carries θ.
 
     Source: Yaida eq. 2.8 (gauge).
-
-    Examples:
-      >>> from mupax.optim import parametrization
-      >>> from mupax.optim import param_scale
-      >>> w = param_scale("w", (64,), (64,), (), (0,), depth=16.0, in_branch=True,
-      ...                 ends_branch=True, offset=1.0)
-      >>> shift(w, parametrization("depth_mup"))
-      0.75
     """
     if scale.segments:
         return joined(scale, [shift(s, point) for s in scale.segments])

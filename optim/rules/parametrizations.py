@@ -2,8 +2,8 @@
 
 For the effective weight of a role (the factor of the activations), three sizes are
 powers of the width ratios: its initial standard deviation, the entries of the desired
-update, and the entries of its raw gradient. `rules.py` derives every multiplier from
-them; `docs/rules.md` derives the rows.
+update, and the entries of its raw gradient. `multipliers.py` derives every multiplier
+from them; `docs/rules.md` derives the rows.
 """
 
 import dataclasses
@@ -19,12 +19,7 @@ from .traced import Traced
 
 
 class Powers(NamedTuple):
-    """A size as powers of three width ratios.
-
-    Attributes:
-      fan_in: exponent of the fan-in ratio m_in.
-      fan_out: exponent of the fan-out ratio m_out.
-      last: exponent of the width ratio of the last hidden layer.
+    """A size as powers of the ratios of fan-in, fan-out and the last hidden width.
 
     Examples:
       >>> from mupax.optim import param_scale
@@ -40,7 +35,7 @@ class Powers(NamedTuple):
     last: float = 0.0
 
     def of(self, scale: ParamScale) -> float:
-        """The value of these powers for one parameter."""
+        """The size of one parameter."""
         value: float = (
             scale.width_in**self.fan_in
             * scale.width_out**self.fan_out
@@ -134,12 +129,6 @@ class Parametrization:
 
         Raises:
           ValueError: a field has another type, e.g. in a damaged file.
-
-        Examples:
-          >>> import json
-          >>> point = parametrization("depth_mup", gauge="table8")
-          >>> Parametrization.from_json(json.loads(json.dumps(vars(point)))) == point
-          True
         """
         kinds = {"name": str, "citation": str, "scaled": bool, "branches_only": bool}
         for key, kind in kinds.items():
@@ -166,8 +155,6 @@ class Parametrization:
         Examples:
           >>> parametrization("ode").same_rules(parametrization("completep"))
           True
-          >>> parametrization("mup").same_rules(parametrization("depth_mup"))
-          False
         """
         mine, theirs = vars(self), vars(other)
         return all(
@@ -180,12 +167,7 @@ class Parametrization:
 
     @property
     def label(self) -> str:
-        """Its name, with the gauge and richness if they are not the defaults.
-
-        Examples:
-          >>> parametrization("mup", richness=0.5).label
-          'mup (richness=0.5)'
-        """
+        """Its name, with the gauge and richness if they are not the defaults."""
         options = []
         plain = self.name.partition("(")[0]
         default = _REGISTRY["mean_field"]().gauge if plain == "mean_field" else {}
@@ -426,7 +408,7 @@ def _gauge(gauge: Gauge) -> Mapping[Role, Powers]:
 
 
 def unknown(kind: str, name: str, known: Any) -> str:
-    """Error message for a name that is not in `known`."""
+    """The message for a name that is not in `known`."""
     names = sorted(map(str, known))
     near = closest(str(name), names, least=0.0)
     return f"unknown {kind} {name!r}; nearest is {near!r}, known are " + ", ".join(
@@ -435,19 +417,13 @@ def unknown(kind: str, name: str, known: Any) -> str:
 
 
 def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
-    """The known name that is most similar, in upper or lower case.
+    """The known name that is most similar, in upper or lower case; None if none is.
 
-    Args:
-      name: an unknown name.
-      known: the known ones.
-      least: the least similarity, from 0 to 1; None is returned if all are below.
+    `least` is the least similarity, from 0 to 1.
 
     Examples:
-      >>> closest("adamW", ["adam", "adamw"]), closest("MuP", ["sp", "mup"])
-      ('adamw', 'mup')
-      >>> closest("digits", ["adam"])
-      >>> closest("modle", ["model", "modules"])
-      'model'
+      >>> closest("adamW", ["adam", "adamw"]), closest("digits", ["adam"])
+      ('adamw', None)
     """
     folded = {other.casefold(): other for other in known}
     # Swapped letters come before a missing one.

@@ -11,14 +11,12 @@ from .training import SAME, TrainingScale
 class Role(enum.StrEnum):
     """The role of a parameter, given by which of its dimensions grow with width.
 
-    Table 8 of Tensor Programs V (Yang et al. 2022, arXiv:2203.03466) calls these
-    "input weights and all biases", "output weights" and "hidden weights".
-
     Examples:
       >>> [role.value for role in Role]
       ['input', 'hidden', 'output', 'vector', 'fixed']
 
-    Source: Tensor Programs V, Table 8.
+    Source: Tensor Programs V (Yang et al. 2022, arXiv:2203.03466), Table 8: "input
+    weights and all biases", "output weights" and "hidden weights".
     """
 
     INPUT = "input"  # only fan-out grows: embeddings, the first layer
@@ -39,9 +37,8 @@ class Place:
 
     Examples:
       >>> import numpy as np
-      >>> row = np.arange(6)
-      >>> Place((1,), (2,), (1,)).of(row), Place((1,), (4,), (2,)).of(row)
-      (array([1, 2]), array([1, 2, 4, 5]))
+      >>> Place((1,), (4,), (2,)).of(np.arange(6))
+      array([1, 2, 4, 5])
       >>> Place((1,), (2,), (1,)).text((6,)), Place((1,), (4,), (2,)).text((6,))
       ('[1:3]', '[1:3 of every 3]')
     """
@@ -200,14 +197,7 @@ class ParamScale:
         }
 
     def by_head(self) -> "ParamScale":
-        """The same kernel with (head, entry) in place of each axis: a matrix per head.
-
-        Examples:
-          >>> w = param_scale("w", (64, 64), (256, 256), (0,), (1,),
-          ...                 head_shape=(256, 32), base_head_shape=(64, 32))
-          >>> w.by_head().shape, w.by_head().out_axes, w.by_head().heads_out
-          ((1, 256, 8, 32), (3,), 4.0)
-        """
+        """The kernel with (head, entry) in place of each axis: a matrix per head."""
         if not self.head_shape:
             return self
         shape = self.with_heads(self.shape)
@@ -233,10 +223,7 @@ class ParamScale:
     ) -> tuple[int, ...]:
         """The shape of an array with (head, entry) in place of each axis.
 
-        Args:
-          shape: of the array; in a probe it may be smaller, and holds as many heads as
-            fit.
-          at_base: whether it is of the base.
+        In a probe the array may be smaller, and hold as many heads as fit.
         """
         own = (self.base_shape, self.base_head_shape)
         whole, head = own if at_base else (self.shape, self.head_shape)

@@ -1,8 +1,4 @@
-"""`Traced`: a traced value in place of a float, e.g. as branch multiplier or richness.
-
-Models and parametrizations hold these numbers as static data, which is hashed and
-compared whenever the model is traced. Arrays cannot be hashed.
-"""
+"""`Traced`: a traced value in place of a float, e.g. a branch multiplier."""
 
 from typing import Any
 
@@ -13,9 +9,9 @@ import jax.numpy as jnp
 class Traced:
     """The product factor · value^power of a traced value, computed when it is used.
 
-    It is hashed and compared by identity, so that static parts of a model can hold it.
-    This allows a sweep to vary branch multipliers or richness along an axis of
-    `jax.vmap`.
+    Models and parametrizations hold such numbers as static data, which is hashed and
+    compared; arrays cannot be. A `Traced` is compared by identity, so that a sweep can
+    vary branch multipliers or richness along an axis of `jax.vmap`.
 
     Args:
       value: a traced scalar; positive if it is raised to a negative power.
@@ -55,7 +51,7 @@ class Traced:
         return array * other if sign == 1 else array / other
 
     def array(self, dtype: Any = jnp.float32) -> jax.Array:
-        """Convert to an array of this dtype, e.g. that of the array it multiplies."""
+        """Convert to an array of this dtype."""
         array: jax.Array = (self.factor * self.value**self.power).astype(dtype)
         return array
 

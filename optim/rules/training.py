@@ -1,10 +1,9 @@
 """Scale an optimizer's hyperparameters with batch size and training length.
 
-κ is the base's number of steps over the target's. At an equal number of examples it is
-the ratio of batch sizes, κ_B; at an equal batch size it is 1/κ_D, the inverse ratio of
-training lengths in examples; in general κ = κ_B/κ_D. A gradient that is mostly noise
-shrinks by κ^-½ in a batch that is κ times as large. The noise of κ steps adds up to κ^½
-times that of one step. So a step must be κ^½ times as large, and the rules follow:
+κ is the base's number of steps over the target's: κ_B/κ_D, the ratio of batch sizes
+over that of training lengths in examples. A gradient that is mostly noise shrinks by
+κ^-½ in a batch that is κ times as large. The noise of κ steps adds up to κ^½ times that
+of one step. So a step must be κ^½ times as large, and the rules follow:
 
     desired update Δ      κ^½
     raw gradient g        κ^-½
@@ -12,8 +11,7 @@ times that of one step. So a step must be κ^½ times as large, and the rules fo
     decay of a step       κ
     number of steps       1/κ
 
-Measured learning rates fall more slowly with length than κ_D^-½, for example as
-κ_D^-0.32. With `length_exponent` e, Δ has κ_B^½ κ_D^-e in place of κ^½.
+With `length_exponent` e, Δ has κ_B^½ κ_D^-e in place of κ^½.
 """
 
 import dataclasses
@@ -43,10 +41,9 @@ class TrainingScale:
       batch: κ_B, ratio of the batch sizes in examples (or tokens).
       examples: κ_D, ratio of the numbers of examples (or tokens) in the whole training.
       length_exponent: e, by which the desired update falls with length, as κ_D^-e. ½
-        keeps the equation the same. Measured of learning rates were 0.32 (Ren et al.
-        2026, arXiv:2603.28743, Muon on a sphere, "previously observed for AdamW") and
-        0.3 (Marin's Delphi, openathena.ai/blog/delphi, AdamH). At 0 length has no
-        influence on updates.
+        keeps the equation the same. Measured were 0.32 (Ren et al. 2026,
+        arXiv:2603.28743, Muon on a sphere) and 0.3 (Marin's Delphi,
+        openathena.ai/blog/delphi, AdamH).
 
     Raises:
       ValueError: a ratio is not positive and finite, or the exponent not between 0 and
@@ -62,8 +59,6 @@ class TrainingScale:
       (4.0, 2.0, 0.5)
       >>> round(larger.beta(0.9), 4), larger.steps(1000)
       (0.6561, 250.0)
-      >>> TrainingScale(examples=16.0).update
-      0.25
       >>> round(TrainingScale(examples=16.0, length_exponent=0.32).update, 4)
       0.4118
     """
@@ -106,15 +101,14 @@ class TrainingScale:
         return 1 / math.sqrt(self.kappa)
 
     def beta(self, value: Any) -> Any:
-        """The target's β of a moving average: β^κ.
+        """The target's β of a moving average, of moments, momentum or parameters: β^κ.
 
         Over the same share of training the average then decays by the same factor. To
         first order in 1-β this is the 1-κ(1-β) of Malladi et al., which is negative for
         κ(1-β) > 1.
 
         Args:
-          value: β of the base, a number or a traced value: of Adam's moments, Lion's
-            and Muon's momentum, or a moving average of the parameters.
+          value: β of the base, a number or a traced value.
         """
         return value if self.kappa == 1 else value**self.kappa
 
@@ -134,19 +128,11 @@ class TrainingScale:
         return self.kappa * value
 
     def steps(self, value: float) -> float:
-        """The target's number of steps for the same share of training, e.g. warm-up.
-
-        Args:
-          value: number of steps of the base.
-        """
+        """The target's number of steps, e.g. of warm-up, for the base's `value`."""
         return value / self.kappa
 
     def describe(self, family: str) -> list[str]:
-        """Describe the rules for `explain`, one line per rule, with sources.
-
-        Args:
-          family: of the optimizer, e.g. "adam".
-        """
+        """The rules for the family of an optimizer, one line per rule, with sources."""
         if self == SAME:
             return []
         power, rate = (1, self.linear) if family == "sgd" else (0.5, self.update)

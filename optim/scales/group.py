@@ -17,14 +17,7 @@ _FREEZE = (
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """Factors of the hyperparameters of a group; `for_modules` describes them.
-
-    Examples:
-      >>> Module(learning_rate=2.0, multiplier=4.0).update("adam")
-      8.0
-      >>> Module(multiplier=4.0).update("sgd"), Module(multiplier=4.0).init
-      (16.0, 4.0)
-    """
+    """Factors of the hyperparameters of a group; `for_modules` describes them."""
 
     learning_rate: Any = 1.0
     weight_decay: Any = 1.0

@@ -47,11 +47,6 @@ def unboxed(
 
     It is part of the path in an optimizer's `init`, but not in its `update`. Other
     modules may call a parameter `value`, and keep it.
-
-    Examples:
-      >>> from flax import nnx
-      >>> [(path_string(p), x) for p, x in unboxed({"w": nnx.Param(1.0)})]
-      [('w', 1.0)]
     """
 
     def stops(node: Any) -> bool:
@@ -124,12 +119,8 @@ def map_float_leaves(function: Callable[[str, Any], Any], tree: Any) -> Any:
 def has_base(thing: Any, *names: str, package: str = "") -> bool:
     """Whether an object is of a class with one of these names, or derived from it.
 
-    By name, so that `optim` does not import Flax or Equinox.
-
-    Args:
-      thing: any object.
-      *names: of classes.
-      package: the beginning of their module.
+    By name, so that `optim` does not import Flax or Equinox. `package` is the beginning
+    of the name of their module.
     """
     return any(
         c.__name__ in names and c.__module__.startswith(package)

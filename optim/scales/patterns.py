@@ -61,8 +61,6 @@ def pattern(*paths: str) -> str:
     Several paths that differ in numbers only are matched by one `\\d+`.
 
     Examples:
-      >>> print(pattern("head/kernel"))
-      ^head/kernel$
       >>> print(pattern("blocks/0/w", "blocks/1/w", "out.w"))
       ^(blocks/\\d+/w|out\\.w)$
     """

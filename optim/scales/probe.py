@@ -1,8 +1,4 @@
-"""What acts while a transformation runs on known gradients.
-
-While such a probe runs, the transforms of this package accept its shapes, and their
-factors can be turned off or enlarged; see `mupax.optim.check.probing`.
-"""
+"""What acts while a transformation runs on known gradients; see `check/probing.py`."""
 
 import dataclasses
 import enum
@@ -81,11 +77,7 @@ def of_widest(factor: Any, scale: ParamScale) -> Any:
 class Recorder:
     """The mode of one run, and the transforms that acted on each parameter.
 
-    Args:
-      which: the factors that act.
-
-    Attributes:
-      loudness: a factor of the factors of scalings, at the target.
+    `loudness` is a factor of the factors of scalings, at the target.
     """
 
     def __init__(self, which: Mode):

@@ -22,8 +22,7 @@ class ChainWarning(UserWarning):
 
     Examples:
       >>> import warnings
-      >>> warnings.simplefilter("error", ChainWarning)  # to make it an error
-      >>> warnings.simplefilter("default", ChainWarning)
+      >>> warnings.simplefilter("default", ChainWarning)  # or "error"
     """
 
 
@@ -36,8 +35,8 @@ class Scales(Mapping[str, ParamScale]):
       parametrization: the one that everything made from the scales follows. If it is
         None, it is "mup", unless depth changes.
       modules: {path: factors of its hyperparameters}, from `for_modules`.
-      multiplied: whether the model was built with `parametrization`, and so multiplies
-        its weights by the forward multipliers itself. If not, the caller does so, by
+      multiplied: whether the model was built with `parametrization`, and multiplies its
+        weights by the forward multipliers itself. If not, the caller does so, by
         `apply_multipliers`. By default, if there is a parametrization.
       base: the base model, or a function that builds it, for `rescale_init`.
 
@@ -74,10 +73,7 @@ class Scales(Mapping[str, ParamScale]):
         """Copy the scales, with another parametrization.
 
         A model that multiplies its branches itself must do so by the constant of this
-        parametrization.
-
-        Args:
-          name: a name, or the result of `optim.parametrization`.
+        one.
 
         Raises:
           ValueError: the name is unknown, or the model was built with another
@@ -106,19 +102,18 @@ class Scales(Mapping[str, ParamScale]):
     ) -> "Scales":
         """Copy the scales, for a target with another batch size or training length.
 
+        Optimizers of `mupax.optim` then also change learning rates, betas, eps and
+        weight decay by the rules of `TrainingScale`. In your own chain,
+        `scale_by_parametrization` scales learning rates and `normalize_gradients`
+        replaces scaling eps; pass `scales.training.beta(0.9)` and
+        `scales.training.weight_decay(0.1)` to Optax.
+
         Args:
           batch: (base, target) batch size in examples; None if they are equal.
           examples: (base, target) number of examples of the whole training, i.e. batch
             size times steps; None if they are equal.
           length_exponent: learning rates of all optimizers but SGD fall with the number
-            of examples to the power of it; see `TrainingScale`.
-
-        Returns:
-          A copy. The optimizers of `mupax.optim` then also change learning rates,
-          betas, eps and weight decay by the rules of `TrainingScale`. In your own
-          chain, `scale_by_parametrization` scales learning rates and
-          `normalize_gradients` replaces scaling eps; pass `scales.training.beta(0.9)`
-          and `scales.training.weight_decay(0.1)` to Optax's transforms.
+            of examples to this power; see `TrainingScale`.
 
         Raises:
           ValueError: the scales already have other ratios than one; an argument is not
@@ -165,10 +160,7 @@ class Scales(Mapping[str, ParamScale]):
 
     @property
     def depth(self) -> float:
-        """Depth ratio M of the model, 1 where depth does not change.
-
-        The largest, if residual streams get deeper by different factors.
-        """
+        """Depth ratio M of the model: the largest of its streams, or 1."""
         return max((s.depth for s in self.values()), default=1.0)
 
     @property
@@ -185,18 +177,16 @@ class Scales(Mapping[str, ParamScale]):
         """Check that these scales were made for `params`.
 
         Args:
-          params: a pytree of arrays, possibly with parts masked out by
-            `optax.masked` or `optax.partition`. An `nnx.State`, or a tree with None
-            for missing leaves, may hold only some of the parameters: NNX
-            (`wrt=nnx.All(nnx.Param, ...)`) and Equinox (`eqx.filter`) freeze the others
-            in this way.
+          params: a pytree of arrays, possibly with parts masked out by `optax.masked`
+            or `optax.partition`. An `nnx.State`, or a tree with None for missing
+            leaves, may hold only some of the parameters: NNX (`wrt=nnx.All(nnx.Param,
+            ...)`) and Equinox (`eqx.filter`) freeze the others in this way.
 
         Returns:
           The paths that are not masked out.
 
         Raises:
-          ValueError: a path is unknown, missing, or has another shape; the message
-            names the path and what to do.
+          ValueError: a path is unknown, missing, or has another shape.
         """
         if _is_placeholder(params):
             return frozenset(self)
@@ -337,12 +327,7 @@ def _is_placeholder(params: Any) -> bool:
 
 
 def some(names: list[str], most: int = 4) -> str:
-    """The first few names, and how many more there are.
-
-    Examples:
-      >>> some(["a", "b", "c"], most=2)
-      "'a', 'b' and 1 more"
-    """
+    """The first few names, and how many more there are."""
     shown = ", ".join(repr(n) for n in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
