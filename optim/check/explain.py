@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..apply.transforms import missing_multipliers, resolve
@@ -99,40 +99,32 @@ class Explanation:
         """The title, and the notes below the table."""
         scales, point = self.scales, resolve(self.scales)
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
-        told = any(s.in_branch and s.origin == "declared" for s in scales.values())
-        carry = dict.fromkeys(
-            (f"{s.offset:g} + " if s.offset else "") + open_numbers(s.path)
-            for s in scales.values()
-            if any(carried(part, point) != 1 for part in s.parts)
-        )
-        depths: dict[float, dict[str, None]] = {}
-        for s in scales.values():
-            for part in s.parts:
-                if part.in_branch:
-                    depths.setdefault(part.depth, {})[open_numbers(s.path)] = None
+
+        def having(where: Callable[[ParamScale], Any]) -> str:
+            found = (s for s in scales.values() if any(map(where, s.parts)))
+            return ", ".join(dict.fromkeys(open_numbers(s.path) for s in found))
+
+        depths = {s.depth for w in scales.values() for s in w.parts if s.in_branch}
         if len(depths) > 1:
-            notes.append(
-                "residual streams get deeper by different factors M: "
-                + "; ".join(f"{m:g} ({', '.join(depths[m])})" for m in sorted(depths))
+            each = (
+                f"{m:g} ({having(lambda s, m=m: s.in_branch and s.depth == m)})"
+                for m in sorted(depths)
             )
-        for what, is_so in (
-            ("shared by layers, whose gradients add up", lambda x: x.shared != 1),
-            (
-                "on the stream itself in each layer, so that changes add up",
-                lambda x: x.on_stream,
-            ),
-        ):
-            found = {
-                open_numbers(s.path)
-                for s in scales.values()
-                if any(map(is_so, s.parts))
-            }
-            if found:
-                notes.append(f"{what}: {', '.join(sorted(found))}")
-        if carry:
+            notes.append(
+                "residual streams get deeper by different factors M: " + "; ".join(each)
+            )
+        if shared := having(lambda s: s.shared != 1):
+            notes.append(f"shared by layers, whose gradients add up: {shared}")
+        if on_stream := having(lambda s: s.on_stream):
+            notes.append(
+                "on the stream itself in each layer, so that changes add up: "
+                + on_stream
+            )
+        told = having(lambda s: s.in_branch and s.origin == "declared")
+        if carry := having(lambda s: carried(s, point) != 1):
             notes.append(
                 f"these carry factors of branches, logits or readout that {point.name} "
-                f"needs and the model does not have: {', '.join(carry)}"
+                f"needs and the model does not have: {carry}"
             )
         elif told and (scales.depth != 1 or point.alpha):
             notes.append(

@@ -426,7 +426,5 @@ def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
       ('adamw', None)
     """
     folded = {other.casefold(): other for other in known}
-    # Swapped letters come before a missing one.
-    near = [other for other in folded if sorted(other) == sorted(name.casefold())]
-    near = near or difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=least)
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=least)
     return folded[near[0]] if near else None
