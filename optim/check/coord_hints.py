@@ -67,15 +67,12 @@ class Facts(NamedTuple):
 
 
 def hints(check: Any) -> list[str]:
-    """Hints for the slopes of a check.
+    """Hints for the slopes of a `CoordCheck`, the most specific first.
 
-    Args:
-      check: a `CoordCheck`.
-
-    Returns:
-      Sentences, the most specific first. Causes are named for slopes that are wrong
-      only; for unclear slopes, what was measured: initial sizes of readouts, and large
-      steps. Other layers whose initial size depends on width are always named.
+    Causes are named for slopes that are wrong only; for unclear slopes, what was
+    measured:
+    initial sizes of readouts, and large steps. Other layers whose initial size depends
+    on width are always named.
     """
     found = (hint for axis in check.changes for hint in _of_axis(check, axis))
     return list(dict.fromkeys(found))
@@ -143,9 +140,8 @@ def _growing(facts: Facts, axis: str, rising: Mapping[str, float]) -> str:
 def _initial_sizes(check: Any, facts: Facts, doubtful: bool) -> Iterator[str]:
     """Hint at the first layer whose initial size has another exponent of width.
 
-    Under every parametrization that learns features, layers start at order one, and
-    outputs at width^-1/2. Outputs are named only if a slope is not ok. What follows a
-    bottleneck, whose units are outputs, may start as small as it.
+    It is 0, or -1/2 for outputs, which are named only if a slope is not ok. What
+    follows a bottleneck, whose units are outputs, may start as small as it.
     """
     x = np.log(np.asarray(check.sizes["width"], dtype=float))
     least = 0.0
@@ -164,10 +160,7 @@ def _initial_sizes(check: Any, facts: Facts, doubtful: bool) -> Iterator[str]:
 
 
 def _large_steps(check: Any, axis: str, layers: Sequence[str]) -> Iterator[str]:
-    """Hint at a learning rate so large that activations change by more than their size.
-
-    Judged at the smallest model.
-    """
+    """Hint at activations that change by more than their size in the smallest model."""
     smallest = int(np.argmin(check.sizes[axis]))
     facts = check.facts.get(axis, Facts())
     for layer in layers:
