@@ -25,10 +25,9 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
     The initial sizes of both models are measured, and every parameter of the target
     gets the base's size times the parametrization's ratio. So any initializers will
     do, and a parameter that follows the parametrization already stays as it is, e.g.
-    after an earlier call. Copies of parameters with few entries, e.g. a readout of one
-    output from a checkpoint, are an exception: their sizes may not tell this, and they
-    may be rescaled again. Under `jax.jit` or `jax.vmap` values are unknown; the factors
-    are then computed there, and nothing is checked.
+    after an earlier call (but copies with few entries, e.g. a readout of one output
+    from a checkpoint, whose size may not tell this). Under `jax.jit` or `jax.vmap` the
+    factors are computed there, and nothing is checked.
 
     Args:
       params: parameters of the target, as its framework initialized them. Leaves that

@@ -50,9 +50,7 @@ def _beside(
     """Build an optimizer of hidden matrices, beside a partner for the rest.
 
     Args:
-      name: of the optimizer, as in `RECIPES`.
-      learning_rate: of the matrices.
-      scales: of the model.
+      name, learning_rate, scales: of the optimizer, and of the model.
       precondition: returns `precondition` of `build` for the scales of the matrices.
       others: builds the partner; see `_partner`.
       splits: `per_head` and `split_fused` of `muon`.

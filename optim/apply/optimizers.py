@@ -3,16 +3,13 @@
 Every optimizer takes the learning rate and the scales, then the arguments of the Optax
 optimizer of the same name, if there is one, which it equals bit for bit at base size.
 All hyperparameters are those of the base model; a learning rate or weight decay may be
-a schedule. Masks of weight decay are those of Optax, or "matrices" for the weights that
-sum over inputs, without biases, norm scales and tokens.
+a schedule. Masks of weight decay are those of Optax, or "matrices"; see `adamw`.
 
-LAMB, Adafactor, Muon and all others of hidden matrices, whose update of an entry
-depends on the other entries of its array, see each segment of a fused kernel
-(`ParamScale.segments`) as a parameter.
+LAMB, Adafactor, Muon and all others whose update of an entry depends on the other
+entries of its array see each segment of a fused kernel as a parameter.
 
-If the scales carry another batch size or training length (`Scales.for_training`),
-learning rates, betas, eps and weight decay follow the rules of `TrainingScale`. The
-momentum of SGD is never changed (the linear rule).
+With another batch size or training length (`Scales.for_training`), learning rates,
+betas, eps and weight decay follow `TrainingScale`. SGD's momentum is never changed.
 
 Source: the multipliers of `optim.multipliers`; Tensor Programs V, Table 3, and Tensor
 Programs VI, Definition 6.1 and Table 1.

@@ -52,8 +52,7 @@ class Recording:
       forward: a function of a list of parameters, a list of other arrays and the
         inputs. It returns the model's floating-point outputs, a list.
       params: the parameters, by path.
-      state: other arrays of the model.
-      inputs: arrays.
+      state, inputs: other arrays of the model, and its inputs.
 
     Attributes:
       layers: by name. A product of a parameter (with its bias or gain) has the path of

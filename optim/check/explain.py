@@ -18,7 +18,7 @@ _HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
-    """Result of `explain`: `.rows` by path; print it for a table.
+    """Result of `explain`, which has an example; print it for a table.
 
     Attributes:
       scales: of the model, with its parametrization.
@@ -27,8 +27,6 @@ class Explanation:
         where they differ, e.g. `"qkv[:, 0:64]"`.
 
     Source: docs/rules.md derives every number.
-
-    Examples: see `explain`.
     """
 
     scales: Scales
@@ -171,12 +169,7 @@ def explain(scales: Scales, optimizer: str = "adam", **options: Any) -> Explanat
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
       optimizer: its name, e.g. "adamw", or its family.
-      **options: `consistent_rms`, `per_head`, `split_fused` and `partner` as in
-        `optim.muon`, for optimizers of hidden matrices. The partner is a name, e.g.
-        "lion".
-
-    Returns:
-      An `Explanation`: print it, or read `.rows[path]`.
+      **options: as in `optim.multipliers`, for optimizers of hidden matrices.
 
     Raises:
       ValueError: unknown parametrization or optimizer, or depth that the

@@ -75,14 +75,9 @@ def judge(
 ) -> tuple[dict[str, Checked], list[str]]:
     """Run a probe at base and target, and judge the updates of each parameter.
 
-    Args:
-      probe: the optimizer and the tree on which it runs.
-      rules: the multipliers of Adam's family by path. Adam's raw updates have size
-        one, so its learning rate is the ratio that updates must have.
-      scales: of the model.
-
-    Returns:
-      The results by path, and for each parameter what is wrong, or "".
+    `rules` are the multipliers of Adam's family by path: its raw updates have size one,
+    so its learning rate is the ratio that updates must have. Returns the results by
+    path, and for each parameter what is wrong, or "".
     """
     # With gradients of the base's global norm, clipping by it multiplies both alike.
     norm = probe.norm(Mode.BASE) / probe.norm(Mode.TARGET)

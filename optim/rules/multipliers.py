@@ -178,15 +178,13 @@ class Multipliers:
     to it.
 
     Attributes:
-      init_std: multiplier of the stored weight's initial standard deviation.
-      forward: factor in front of the stored weight in the model.
-      learning_rate: multiplier of the stored weight's learning rate.
+      init_std: of the stored weight's initial standard deviation.
+      forward: the factor in front of the stored weight in the model.
+      learning_rate: of the stored weight's learning rate.
       gradient: size of the stored weight's raw gradient, relative to the base's.
-      eps: multiplier of Adam's eps, which is `gradient`; 1 for optimizers without eps.
-        The gradient may be divided by it instead.
-      weight_decay: multiplier of decoupled weight decay. Learning rate times decay is
-        the same at every size, and κ times the base's if batch size or training length
-        differ (Wang & Aitchison 2024, arXiv:2405.13698).
+      eps: of Adam's eps, which is `gradient`; 1 for optimizers without eps.
+      weight_decay: of decoupled weight decay. Learning rate times decay is κ times the
+        base's at every size (Wang & Aitchison 2024, arXiv:2405.13698).
       family: the family whose rule gives the learning rate; see `Family`.
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.1.

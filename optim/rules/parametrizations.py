@@ -75,20 +75,20 @@ class Parametrization:
     Attributes:
       name: its name, as in `list_parametrizations()`.
       rows: for each role, sizes in powers of width.
+      citation: the paper and equation.
       alpha: a residual branch is multiplied by a·M^-alpha.
       gamma: updates inside branches get another M^-gamma.
       scaled: False for SP, which has one learning rate for all parameters.
-      branches_only: whether gamma acts only inside residual branches. False for
-        networks without them (`relu_mlp`), where it acts on every parameter.
+      branches_only: whether gamma acts only inside residual branches; False for
+        networks without them (`relu_mlp`).
       gauge: for each role, the powers that its forward multiplier carries.
       richness: μ0 of Bordelon et al. eq. 1; the model divides its output by it.
-      citation: the paper and equation.
-
-    Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.2; Yaida
-    eq. 2.8 (gauge).
 
     Raises:
       ValueError: an exponent is not finite, or the richness is not positive.
+
+    Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.2; Yaida
+    eq. 2.8 (gauge).
 
     Examples:
       >>> point = parametrization("completep", alpha=0.75)
@@ -314,23 +314,18 @@ def parametrization(
     - "sp": standard, with an initial variance of 1/fan_in and one learning rate.
     - "ntk", "mup": s = 0 (features freeze as width grows) and s = 1 (maximal update) of
       Yaida's family, over width alone. "mean_field" is μP with weights of order one.
-    - "meta_principled" (`s`): all of that family, s in [0, 1]. Yaida derives the rates
-      of SGD; those of other optimizers at s < 1 are our extension. The output bias
-      starts at n^(-s/2) in eq. 3.17; here its initial value does not change.
+    - "meta_principled" (`s`): all of that family, s in [0, 1].
     - "residual" (`alpha`, `gamma`): μP with branches times M^-alpha and updates inside
       them times M^-gamma; the limit of large depth is stable and nontrivial exactly if
       alpha + gamma = 1 and alpha >= 1/2 (Tensor Programs VI, Claims 7.1 and 7.2).
     - "depth_mup": alpha = gamma = 1/2, the optimum for branches of one layer; for more
       it is stable but not optimal (section 9). "ode": alpha = 1, gamma = 0.
-    - "completep" (`alpha` in [1/2, 1]): gamma = 1 - alpha. The rules include biases and
-      norms of the branches, and eps. Learning rate times weight decay is the same at
-      every size; CompleteP's reference code agrees at alpha = 1 only.
-    - "relu_mlp": for plain ReLU networks, every learning rate times M^-3/2. The theorem
-      holds for the first step of SGD at batch size one. Later steps, larger batches and
-      other optimizers are our extension: there, the change of the last preactivations
-      has the same power of depth (`pytest tests/test_laws.py -m ""`). After hundreds
-      of steps the best rate falls less (`mlp-adam` and `mlp-sgd` in papers/figures.md):
-      tune a plain network at its own depth.
+    - "completep" (`alpha` in [1/2, 1]): gamma = 1 - alpha.
+    - "relu_mlp": for plain ReLU networks, every learning rate times M^-3/2, a theorem
+      for the first step of SGD. Over hundreds of steps the best rate falls less: tune
+      a plain network at its own depth.
+
+    `docs/rules.md` derives them, and says what are extensions of ours.
 
     Args:
       name: one of `list_parametrizations()`. A `Parametrization` is returned with the

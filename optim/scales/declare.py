@@ -26,8 +26,7 @@ class AxesOf:
       in_axes: the axes that are summed over; for a table, those of its entries.
       out_axes: the axes that index outputs, or entries of a vector.
       copies: the axes that count copies, e.g. layers or experts.
-      layers: the axis that counts layers, or None.
-      heads: the axis of a kernel that counts heads of attention, or None.
+      layers, heads: the axis that counts layers, or heads of attention, or None.
       table: whether `in_axes` counts the entries of a table.
       insists: whether the declaration holds even if the program says otherwise.
       text: the declaration.
@@ -182,12 +181,7 @@ def declared(axes: "Mapping[str, str] | Declarations | None") -> Declarations:
 
 
 def parsed(pattern: str, text: Any) -> AxesOf:
-    """Parse the declaration of one pattern, or path.
-
-    Examples:
-      >>> parsed("w", "layers: d -> h k").out_axes, parsed("w", "out <- in").in_axes
-      ((2, 3), (1,))
-    """
+    """Parse the declaration of one pattern, or path."""
     wrong = f"axes={{{pattern!r}: {text!r}}} cannot be read; write {_FORMS}"
     if not isinstance(text, str):
         raise ValueError(wrong)

@@ -14,7 +14,10 @@ class Pattern:
         self.name, self.expression = name, expression
         self.hit = False
         if expression is not None and not isinstance(expression, str):
-            raise ValueError(_not_a_string(name, expression))
+            raise ValueError(
+                f"{name}={expression!r} must be a regular expression, e.g. "
+                "'blocks|norm' for paths with either word"
+            )
         try:
             self._regex = None if expression is None else re.compile(expression)
         except re.error as error:
@@ -43,16 +46,6 @@ class Pattern:
             f"{self.name}={self.expression!r} matches no parameter path; similar "
             f"paths are {near}"
         )
-
-
-def _not_a_string(name: str, expression: object) -> str:
-    remedy = "a string"
-    if isinstance(expression, list | tuple | set) and all(
-        isinstance(part, str) for part in expression
-    ):
-        joined = "|".join(sorted(map(str, expression)))
-        remedy = f"one string, e.g. {name}=r'{joined}'"
-    return f"{name}={expression!r} must be a regular expression: {remedy}"
 
 
 def pattern(*paths: str) -> str:
