@@ -11,7 +11,7 @@ import optax
 from optax import contrib
 
 from ..rules.multipliers import multipliers, shape_of
-from ..scales.paths import flatten, map_with_paths
+from ..scales.paths import map_with_paths
 from ..scales.probe import mode
 from ..scales.table import Scales
 from .transforms import resolve
@@ -233,14 +233,12 @@ def scale_by_kronecker(
         # SOAP's first gradient only gives the basis, in which it has few entries.
         known = state.steps if soap else state.steps + 1
         last = jnp.maximum(known, 1)
-        mu, *left_and_right, rows, columns, nu = (dict(flatten(x)) for x in state[1:])
-        new: dict[str, dict[str, jax.Array]] = {x: {} for x in ("mu", "nu", "step")}
-        grads = {path: blocked(path, g) for path, g in flatten(updates)}
-        squares = [
-            {p: _ema(old[p], part(g), shampoo_beta) for p, g in grads.items()}
-            for old, part in zip(left_and_right, (_left, _right), strict=True)
-        ]
-        old = [rows, columns]
+        grads = map_with_paths(blocked, updates)
+        squares = tuple(
+            jax.tree.map(lambda x, g, of=of: _ema(x, of(g), shampoo_beta), old, grads)
+            for old, of in ((state.left, _left), (state.right, _right))
+        )
+        old = state.rows, state.columns
         decompose = functools.partial(_eigenvectors if soap else _roots, eps=eps)
         start = functools.partial(decompose, iterations=8) if soap else decompose
         bases = jax.lax.switch(
@@ -251,29 +249,27 @@ def scale_by_kronecker(
                 lambda: jax.tree.map(start, squares, old),
             ],
         )
-        for path, g in flatten(updates):
-            new["mu"][path] = _ema(mu[path], g, b1, known > 0)
-            step = blocked(path, new["mu"][path] / (1 - b1**last))
-            if soap:
-                into, out = rows[path], columns[path]
-                square = jnp.square(into.mT @ grads[path] @ out)
-                new["nu"][path] = _ema(nu[path], square, b2, known > 0)
-                size = jnp.sqrt(new["nu"][path] / (1 - b2**last))
-                size += eps * size.max((1, 2), keepdims=True)
-                size = jnp.where(size == 0, 1, size)
-                step = into @ ((into.mT @ step @ out) / size) @ out.mT
-            else:
-                step = bases[0][path] @ step @ bases[1][path]
-            new["step"][path] = joined(path, step, g)
+        mu = jax.tree.map(lambda x, g: _ema(x, g, b1, known > 0), state.mu, updates)
+        nu: Any = ()
 
-        def tree(by_path: dict[str, jax.Array]) -> Any:
-            return map_with_paths(lambda path, _: by_path[path], updates)
+        def square(x: Any, g: Any, into: Any, out: Any) -> jax.Array:
+            return _ema(x, jnp.square(into.mT @ g @ out), b2, known > 0)
 
-        return tree(new["step"]), KroneckerState(
-            optax.safe_increment(state.steps),
-            *map(tree, (new["mu"], *squares, *bases)),
-            *((tree(new["nu"]),) if soap else ()),
-        )
+        def in_basis(x: Any, nu: Any, into: Any, out: Any) -> jax.Array:
+            size = jnp.sqrt(nu / (1 - b2**last))
+            size += eps * size.max((1, 2), keepdims=True)
+            size = jnp.where(size == 0, 1, size)
+            return into @ ((into.mT @ x @ out) / size) @ out.mT
+
+        steps = map_with_paths(lambda path, x: blocked(path, x / (1 - b1**last)), mu)
+        if soap:
+            nu = jax.tree.map(square, state.nu, grads, *old)
+            steps = jax.tree.map(in_basis, steps, nu, *old)
+        else:
+            steps = jax.tree.map(lambda x, into, out: into @ x @ out, steps, *bases)
+        steps = map_with_paths(joined, steps, updates)
+        count = optax.safe_increment(state.steps)
+        return steps, KroneckerState(count, mu, *squares, *bases, nu)
 
     return Transform(init, update)
 
