@@ -15,7 +15,7 @@ from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale
 from ..scales.paths import float_leaves, map_float_leaves, trainable
 from ..scales.table import Scales
-from .initial_sizes import Size, is_rescaled, is_traced, remember, sizes_of
+from .initial_sizes import Size, is_rescaled, is_traced, remember, size_of
 from .transforms import applied, forward_multipliers, resolve, times
 
 
@@ -276,12 +276,12 @@ def _factor(
             large, small = part.place.of(array), part.base_place.of(base)
         if part.offset:
             small, large = small + part.offset, large + part.offset
-        sizes = sizes_of({"base": small, "target": large})
-        traced = is_traced([small, large, rule])
+        sizes = size_of(small), size_of(large)
+        traced = any(map(is_traced, (small, large, rule)))
         if not traced:
-            _check_measured(label, *sizes.values())
+            _check_measured(label, *sizes)
         likely = (rule, rule if is_rescaled(array) else usual)
-        factors.append(rule / _ratio(likely, *sizes.values(), traced=traced))
+        factors.append(rule / _ratio(likely, *sizes, traced=traced))
     return joined(scale, factors)
 
 

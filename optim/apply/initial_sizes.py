@@ -3,7 +3,6 @@
 import math
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,7 @@ _rescaled: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 def remember(array: Any) -> None:
     """Note that `rescale_init` returned this array."""
-    if isinstance(array, jax.Array) and not is_traced([array]):
+    if isinstance(array, jax.Array) and not is_traced(array):
         _rescaled[id(array)] = array
 
 
@@ -67,25 +66,20 @@ _size_compiled = jax.jit(_size)
 _LARGE = 10**7
 
 
-def is_traced(arrays: Iterable[Any]) -> bool:
+def is_traced(array: Any) -> bool:
     """Whether the values of an array are not known, as under `jax.jit`."""
-    return any(isinstance(a, jax.core.Tracer) for a in arrays)
+    return isinstance(array, jax.core.Tracer)
 
 
-def sizes_of(arrays: Mapping[str, Any]) -> dict[str, Size]:
-    """The size of each array, in floats where the values are known."""
-    if is_traced(arrays.values()):
-        return {path: _size(a) for path, a in arrays.items()}
-    return {path: Size(*map(float, _measure(a))) for path, a in arrays.items()}
-
-
-def _measure(array: Any) -> Size:
+def size_of(array: Any) -> Size:
+    """The size of an array, in floats where the values are known."""
+    if is_traced(array):
+        return _size(array)
     here = getattr(array, "is_fully_addressable", True)
     if here and array.size <= _LARGE:
-        return _size(array, np)
+        return Size(*map(float, _size(array, np)))
     with jax.ensure_compile_time_eval():  # as in `jax.eval_shape(lambda: tx.init(p))`
-        size: Size = _size_compiled(array)
-        return size
+        return Size(*map(float, _size_compiled(array)))
 
 
 def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> None:
@@ -112,7 +106,7 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
     hidden = hidden[:: max(len(hidden) // 8, 1)]
     if not outputs or not hidden:
         return
-    sizes = sizes_of({p: kernels[p] for p in (*outputs, *hidden)})
+    sizes = {p: size_of(kernels[p]) for p in (*outputs, *hidden)}
     gains = {p: sizes[p].rms * scales[p].fan_in ** 0.5 for p in sizes}
     # Zeros are the last kernels of branches.
     usual = float(np.median([g for p in hidden if (g := gains[p])] or [0.0]))
@@ -149,7 +143,7 @@ def warn_of_small(
         != multipliers(s, point, "adam").learning_rate
     }
     known = {p: x for p, x in flatten(params) if p in differs and _is_known(x)}
-    sizes = {path: size.rms for path, size in sizes_of(known).items()}
+    sizes = {path: size_of(array).rms for path, array in known.items()}
     small = [path for path, size in sizes.items() if size < least or size == 0]
     if small:
         size = f"smaller than {least:g}" if least else "at zero"
@@ -167,7 +161,7 @@ def _is_known(array: Any) -> bool:
     """Whether an array has entries, and their values are known on this machine."""
     return (
         isinstance(array, jax.Array | np.ndarray)
-        and not is_traced([array])
+        and not is_traced(array)
         and getattr(array, "is_fully_addressable", True)
         and array.size > 0
     )

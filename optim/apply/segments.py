@@ -29,10 +29,9 @@ def by_segment(
     Its state has the segments' shapes. Without segments and heads it is `make(scales)`.
     With `per_head` kernels get an axis that counts their heads.
     """
-    fused = any(scale.segments for scale in scales.values())
-    if not fused and not per_head:
+    if not per_head and not any(scale.segments for scale in scales.values()):
         return optax.with_extra_args_support(make(scales))
-    whole = _apart(scales) if fused else scales
+    whole = _apart(scales)
     heads = {path: s.by_head() for path, s in whole.items() if per_head}
     inner = optax.with_extra_args_support(
         make(whole.replaced(scales={**whole, **heads}))
@@ -45,7 +44,7 @@ def by_segment(
             at_base = mode() is Mode.BASE
             return leaf.reshape(whole[path].with_heads(leaf.shape, at_base=at_base))
 
-        return map_with_paths(shaped, _split(tree, scales) if fused else tree)
+        return map_with_paths(shaped, _split(tree, scales))
 
     def init(params: optax.Params) -> optax.OptState:
         scales.check_params(params)
@@ -57,12 +56,12 @@ def by_segment(
         params: optax.Params | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        pieces, parts = None if params is None else split(params), split(updates)
-        changed, state = inner.update(parts, state, pieces, **extra)
+        pieces = None if params is None else split(params)
+        changed, state = inner.update(split(updates), state, pieces, **extra)
         if heads:
-            like = _split(updates, scales) if fused else updates
+            like = _split(updates, scales)
             changed = jax.tree.map(lambda x, y: x.reshape(y.shape), changed, like)
-        return (_joined(updates, changed, scales) if fused else changed), state
+        return _joined(updates, changed, scales), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
