@@ -190,16 +190,9 @@ def _made_elsewhere(scales: Scales, *, is_changed: bool) -> bool:
 def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
     """For each path of the target, its counterpart in the base."""
     model = base() if is_function(base) else base
-    if isinstance(model, Scales):
-        raise ValueError("base= is a Scales; pass the base model, or its parameters")
     is_pair = isinstance(model, tuple) and len(model) == 2 and callable(model[0])
     if is_pair and trainable(model) is model:
         model = model[1]  # (forward pass, parameters), as `infer_scales` takes it
-    if hasattr(model, "init") and hasattr(model, "apply"):
-        raise ValueError(
-            "base= is a module without parameters of its own (Linen, Haiku); pass its "
-            "initialized parameters: base=module.init(key, x)"
-        )
     if is_nnx(model):
         from flax import nnx
 
@@ -222,7 +215,8 @@ def _twin(
     if twin is None or not fits(twin):
         raise ValueError(
             f"the base has no parameter {path!r} of shape {scale.base_shape}; pass "
-            "base=..., the model that infer_scales got as base, with initial values"
+            "base=..., the model that infer_scales got as base, with initial values "
+            "(for Linen and Haiku, module.init(key, x))"
         )
     if isinstance(arrays[twin], jax.ShapeDtypeStruct):
         raise ValueError(
