@@ -255,7 +255,7 @@ def scale_by_kronecker(
         def square(x: Any, g: Any, into: Any, out: Any) -> jax.Array:
             return _ema(x, jnp.square(into.mT @ g @ out), b2, known > 0)
 
-        def in_basis(x: Any, nu: Any, into: Any, out: Any) -> jax.Array:
+        def in_basis(x: Any, nu: Any, into: Any, out: Any) -> Any:
             size = jnp.sqrt(nu / (1 - b2**last))
             size += eps * size.max((1, 2), keepdims=True)
             size = jnp.where(size == 0, 1, size)
@@ -269,7 +269,8 @@ def scale_by_kronecker(
             steps = jax.tree.map(lambda x, into, out: into @ x @ out, steps, *bases)
         steps = map_with_paths(joined, steps, updates)
         count = optax.safe_increment(state.steps)
-        return steps, KroneckerState(count, mu, *squares, *bases, nu)
+        (left, right), (rows, columns) = squares, bases
+        return steps, KroneckerState(count, mu, left, right, rows, columns, nu)
 
     return Transform(init, update)
 

@@ -102,14 +102,14 @@ class Explanation:
             found = (s for s in scales.values() if any(map(where, s.parts)))
             return ", ".join(dict.fromkeys(open_numbers(s.path) for s in found))
 
+        def stream(depth: float) -> str:
+            return having(lambda s: s.in_branch and s.depth == depth)
+
         depths = {s.depth for w in scales.values() for s in w.parts if s.in_branch}
         if len(depths) > 1:
-            each = (
-                f"{m:g} ({having(lambda s, m=m: s.in_branch and s.depth == m)})"
-                for m in sorted(depths)
-            )
             notes.append(
-                "residual streams get deeper by different factors M: " + "; ".join(each)
+                "residual streams get deeper by different factors M: "
+                + "; ".join(f"{m:g} ({stream(m)})" for m in sorted(depths))
             )
         if shared := having(lambda s: s.shared != 1):
             notes.append(f"shared by layers, whose gradients add up: {shared}")
