@@ -226,10 +226,7 @@ def scale_by_kronecker(
             *((zeros(lambda x: x),) if soap else ()),
         )
 
-    def update(
-        updates: optax.Updates, state: KroneckerState, params: Any = None
-    ) -> tuple[optax.Updates, KroneckerState]:
-        del params
+    def update(updates: Any, state: KroneckerState, params: Any = None) -> Any:
         # SOAP's first gradient only gives the basis, in which it has few entries.
         known = state.steps if soap else state.steps + 1
         last = jnp.maximum(known, 1)

@@ -50,12 +50,7 @@ def by_segment(
         scales.check_params(params)
         return inner.init(split(params))
 
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         pieces = None if params is None else split(params)
         changed, state = inner.update(split(updates), state, pieces, **extra)
         if heads:

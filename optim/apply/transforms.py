@@ -93,17 +93,14 @@ def scale_updates(
         warn_of_small(params, scales, point, optimizer)
         return scaling.init(params)
 
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
         nonlocal missing
         # Only now: the gradients of a model that is called right went through them.
         if missing and mode() is None:
             if forward_multipliers(scales) not in applied:
                 warnings.warn(missing, ChainWarning, stacklevel=2)
             missing = None
-        scaled, state = scaling.update(updates, state, params)
-        return scaled, state
+        return scaling.update(updates, state, params)
 
     return optax.GradientTransformation(init, update)
 
@@ -166,12 +163,7 @@ def multiply_leaves(
         scales.check_params(params)
         return optax.EmptyState()
 
-    def update(
-        updates: optax.Updates,
-        state: optax.EmptyState,
-        params: optax.Params | None = None,
-    ) -> tuple[optax.Updates, optax.EmptyState]:
-        del params
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return multiplied(updates, acting), state
 
     return optax.GradientTransformation(init, update)
