@@ -106,12 +106,11 @@ def _joined(like: Any, tree: Any, scales: Scales) -> Any:
         if mode() is not None:
             return parts[scale.segments.index(scale.widest)]
         places = _places(scale, leaf)
-        whole = jnp.zeros(places[0].view(scale.shape), parts[0].dtype)
-        for part, place in zip(parts, places, strict=True):
-            starts = [n for start in place.start for n in (0, start)]
-            view = part.reshape(place.view(part.shape))
-            whole = jax.lax.dynamic_update_slice(whole, view, starts)
-        return whole.reshape(scale.shape)
+        views = [
+            x.reshape(at.view(x.shape)) for x, at in zip(parts, places, strict=True)
+        ]
+        starts = [place.start for place in places]
+        return _assembled(views, starts, 0).reshape(scale.shape)
 
     return map_with_paths(join, like)
 
@@ -124,3 +123,22 @@ def _places(scale: ParamScale, leaf: Any) -> Sequence[Place]:
             "jax.shard_map"
         )
     return [segment.place for segment in scale.segments]
+
+
+def _assembled(
+    parts: list[jax.Array], starts: list[tuple[int, ...]], axis: int
+) -> jax.Array:
+    """A view of its segments' views, which fill it, by where they begin.
+
+    Concatenation of sharded parts needs no all-gather, unlike writing them one by one.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    slabs: dict[int, list[int]] = {}
+    for i, start in enumerate(starts):
+        slabs.setdefault(start[axis], []).append(i)
+    each = [
+        _assembled([parts[i] for i in at], [starts[i] for i in at], axis + 1)
+        for _, at in sorted(slabs.items())
+    ]
+    return each[0] if len(each) == 1 else jnp.concatenate(each, 2 * axis + 1)
