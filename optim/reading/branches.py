@@ -134,8 +134,8 @@ class Branches:
             branch = self._branch(node)
             if branch is not None:
                 self.all.append(branch)
-        self._add_repeated()
         self._add_first()
+        self._add_repeated()
         streams = {b.add.id for b in (*self.all, *self.around)}
         adds = (x for x in program.nodes if x.op == "add" and x.shape)
         self._sums = {x.id for x in adds if x.data and x.id not in streams}
@@ -154,7 +154,7 @@ class Branches:
         nodes = self._program.nodes
         for branch in self.all:  # which gets longer
             inner = [nodes[i] for i in branch.inside]
-            for first in (*self._normed(branch.trunk), *inner):
+            for first in (*self.normed(branch.trunk), *inner):
                 like = spots.get(first.spot) if first.op == "add" else None
                 if like is None or first.id in known:
                     continue
@@ -171,12 +171,12 @@ class Branches:
                     self.all += [made] if made is not None else []
         self.all.sort(key=place)
 
-    def _normed(self, node: Node) -> Iterator[Node]:
+    def normed(self, node: Node) -> Iterator[Node]:
         """What a value is computed from, up to a sum or a kernel."""
 
         def before(at: Node) -> list[Node]:
-            ends = at.op == "add" or self._kernels([at.id])
-            return [] if ends else earlier(at)
+            is_sum = at.op == "add" and self._with_weight(at) is None
+            return [] if is_sum or self._kernels([at.id]) else earlier(at)
 
         return reach([node], before)
 
@@ -189,6 +189,12 @@ class Branches:
         """
         known = {b.add.id for b in self.all}
         spots = {b.add.spot for b in (*self.all, *self.around)}
+        biases = Counter(
+            node.spot
+            for node in self._program.nodes
+            if node.op == "add" and self._with_weight(node) is not None
+            if any(self.trunk(x)[0].id in known for x in node.operands)
+        )
         found: dict[int, tuple[Node, Node, Node]] = {}
         for node in self._program.nodes:
             added = node.op in _SUMS and node.data and not node.backward
@@ -200,6 +206,8 @@ class Branches:
                 if not (end.data or end.weight) or self._is_skip(node, end, skip):
                     continue
                 first = self._repeats(node, skip)
+                if first is None and biases[node.spot] > 1:
+                    first = node  # on the line of a branch
                 if first is not None:
                     i, k = map(node.operands.index, (skip, end))
                     found[first.id] = first, first.operands[i], first.operands[k]
@@ -264,33 +272,32 @@ class Branches:
         return frozenset(kept)
 
     def _leave_out_crossing(self) -> None:
-        """Leave out single skips that begin within a stream's branch and end beyond.
+        """Leave out single skips that begin before a branch which alone reads the sum.
 
-        Examples are the first layer's values, which all layers add to theirs, and a
-        bias of attention that all layers add.
+        Examples are the first layer's values, which all layers add to theirs, a bias of
+        attention that all layers add, and an encoder's values beside the stream.
         """
         last = {b.add.id: b for b in self.all}
-        number: dict[int, int] = {}  # of the additions to a stream, by its beginning
-        begin: dict[int, int] = {}
-        for b in self.all:
-            like = last.get(b.trunk.id)
-            own = b.add.id if like is None else begin[like.add.id]
-            begin[b.add.id] = own
-            number[own] = number.get(own, 0) + (b.runs if b.trunk.op == "carry" else 1)
-
-        def crosses(one: Branch, other: Branch) -> bool:
-            apart = one.trunk.id in other.inside and one.add.id not in other.inside
-            single = number[begin[other.add.id]] == 1 < number[begin[one.add.id]]
-            return apart and single and other.add.id in one.inside
-
-        gone = [b for b in self.all if any(crosses(x, b) for x in self.all)]
-        spots = {b.add.spot for b in gone if b.add.line}
-        self.all = [
-            b
+        going_on = {
+            last[x.id].add.spot
             for b in self.all
-            if b not in gone
-            and not (b.add.spot in spots and number[begin[b.add.id]] == 1)
-        ]
+            for x in self.normed(b.trunk)
+            if x.id in last
+        }
+
+        def is_read_by(b: Branch, other: Branch) -> bool:
+            within = b.trunk.id < other.trunk.id and b.add.id in other.inside
+            stop = {(other.add.id, other.end.id)}
+            return within and self.escapes(b.add, stop) is None
+
+        single = [b for b in self.all if b.add.spot not in going_on]
+        gone = {
+            b.add.spot
+            for b in single
+            if not self._program.carries_through(b.trunk, b.add.loop)
+            if any(is_read_by(b, x) for x in self.all)
+        }
+        self.all = [b for b in self.all if b.add.spot not in gone]
 
     def _prefer_own_ends(self) -> None:
         """Let no parameter that several branches share end one, e.g. their gate."""
@@ -584,9 +591,9 @@ class Branches:
         for x, y in (read, read[::-1]):
             if x is None or y is None:
                 continue
-            adds = (at for at in self._normed(y) if at.op == "add")
+            adds = (at for at in self.normed(y) if at.op == "add")
             past = {z.id for at in adds for z in [*self._stream(at)][1:]}
-            if any(at.id in past for at in self._normed(x)):
+            if any(at.id in past for at in self.normed(x)):
                 return None  # heads of a stream before and after a layer
         added = {*self._trunks, *(b.add.id for b in self.all)}
         streams = [x for x in read if x is not None and x.id in added]

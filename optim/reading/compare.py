@@ -178,21 +178,27 @@ class _Model:
         """
         sides = [x for b in branches for x in b.add.operands if x is not b.end]
         ahead = reach(sides, lambda x: [y for y in x.operands if y.data])
-        before = {x.id for x in ahead}.difference(*(b.inside for b in branches))
-        after = {x.id for x in reach([b.add for b in branches], self.axes.uses)}
-        after = (before | after).difference(*(b.inside for b in branches))
+        inside = set().union(*(b.inside for b in branches)) - self.on_streams(branches)
+        before = {x.id for x in ahead} - inside
         acts, layers, early = Counter[str](), Counter[str](), set[str]()
         for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
             runs = {e.node.id: e.node.runs for e in events if e.is_use}
-            if used := runs.keys() & after:
-                name = self.opened(path)
-                acts[name] += sum(runs[i] for i in used)
-                layers[name] += self.copies(path)
-                early |= {name} if used & before else set()
+            name = self.opened(path)
+            acts[name] += sum(runs.values())
+            layers[name] += self.copies(path)
+            early |= {name} if runs.keys() & before else set()
         return {name: (acts[name], layers[name]) for name in early}
 
+    def on_streams(self, branches: list[Branch]) -> set[int]:
+        """Ids of what leads from one addition to a stream to the next, e.g. of norms.
+
+        A branch may read another stream, and the gains that act on that.
+        """
+        ways = {x.id for b in branches for x in self.branches.normed(b.trunk)}
+        return ways - {b.add.id for b in branches}
+
     def names(self, branch: Branch) -> frozenset[str]:
-        """The same, without the number of the block."""
+        """The parameters inside a branch, without the number of the block."""
         return frozenset(map(self.opened, self.paths(branch)))
 
     def holds(self, branch: Branch) -> bool:
@@ -200,6 +206,30 @@ class _Model:
         return any(
             x.add.id in branch.inside for x in self.branches.all if x is not branch
         )
+
+    def outermost(self, branches: list[Branch]) -> list[Branch]:
+        """Those that are not within others."""
+        adds = {b.add.id: b for b in branches}
+        before: dict[int, Branch] = {}
+        following: dict[int, list[Branch]] = {}
+        for b in branches:
+            for x in self.branches.normed(b.trunk):
+                if x.id in adds:
+                    before[id(b)] = adds[x.id]
+                    following.setdefault(x.id, []).append(b)
+
+        def is_within(branch: Branch, other: Branch) -> bool:
+            """Whether the stream of a branch starts within another branch."""
+            if branch is other or branch.add.id not in other.inside:
+                return False
+            after = following.get(branch.add.id, ())
+            if any(x.add.id not in other.inside and x is not other for x in after):
+                return False  # of two streams that read each other
+            while id(branch) in before and before[id(branch)].add.id in other.inside:
+                branch = before[id(branch)]
+            return branch.trunk is other.trunk or branch.trunk.id in other.inside
+
+        return [b for b in branches if not any(is_within(b, x) for x in branches)]
 
     def kind(self, branch: Branch) -> _Key:
         """What a branch has in common with those of other layers."""
@@ -475,23 +505,29 @@ class Comparison:
         )
         grown = {key for key, kind in groups.items() if kind.growth != 1}
         if not grown:
-            return self._outermost(self.large.branches.all)
+            return self.large.outermost(self.large.branches.all)
         # A branch that stands once in both, e.g. in the stem, is no depth; nor is one
         # around others whose number does not grow, as the skips of a U-Net.
         names = frozenset().union(*(of for of, _ in grown))
-        adds = {b.add.id for key in grown for b in groups[key].now}
+        deep = [b for key in grown for b in groups[key].now]
+        outer = self.large.outermost(deep)
+
+        def is_around(b: Branch) -> bool:
+            left = self.large.outermost([*deep, b])
+            return any(x not in left for x in outer)
+
         kept = [
             kind
             for key, kind in groups.items()
             if key in grown
             or (
                 (key[0] & names or self.small.repeats(kind.then))
-                and not any(adds & b.inside for b in kind.now)
+                and not any(map(is_around, kind.now))
             )
         ]
         streams = self._deep_streams(
-            self._outermost([b for kind in kept for b in kind.then]),
-            self._outermost([b for kind in kept for b in kind.now]),
+            self.small.outermost([b for kind in kept for b in kind.then]),
+            self.large.outermost([b for kind in kept for b in kind.now]),
         )
         for stream in streams:
             before, after = stream.numbers
@@ -645,27 +681,6 @@ class Comparison:
         paths = {model.path(end) for end in term.ends if term.end.weight}
         return frozenset(map(self._opened, paths or self._sources(model, term.end)))
 
-    @staticmethod
-    def _outermost(branches: list[Branch]) -> list[Branch]:
-        adds = {b.add.id: b for b in branches}
-        following: dict[int, list[Branch]] = {}
-        for b in branches:
-            following.setdefault(b.trunk.id, []).append(b)
-
-        def is_within(branch: Branch, other: Branch) -> bool:
-            """Whether the stream of a branch starts within another branch."""
-            if branch is other or branch.add.id not in other.inside:
-                return False
-            after = following.get(branch.add.id, ())
-            if any(x.add.id not in other.inside and x is not other for x in after):
-                return False  # of two streams that read each other
-            trunk = branch.trunk
-            while trunk.id in other.inside and trunk.id in adds:
-                trunk = adds[trunk.id].trunk
-            return trunk is other.trunk or trunk.id in other.inside
-
-        return [b for b in branches if not any(is_within(b, x) for x in branches)]
-
     def _inside(self, counted: list[Branch]) -> dict[str, float]:
         """The parameters inside residual branches, and the depth ratio of each.
 
@@ -675,11 +690,17 @@ class Comparison:
         after, before = (m.branches.around for m in (self.large, self.small))
         numbers = [sum(b.add.runs for b in each) for each in (after, before)]
         acts: dict[str, list[Branch]] = {}
+        model = self.large
+        streams = {x.id for b in counted for x in model.branches.normed(b.trunk)}
         for b in counted:
-            for path in self.large.paths(b):
-                acts.setdefault(path, []).append(b)
+            for path in model.paths(b):
+                # A branch may read another stream, and the gains that act on that.
+                if not all(
+                    x.node.id in streams for x in model.events(path) if x.is_use
+                ):
+                    acts.setdefault(path, []).append(b)
         names = {self.large.names(b) for b in counted}
-        small = self._outermost(
+        small = self.small.outermost(
             [b for b in self.small.branches.all if self.small.names(b) in names]
         )
         for path in self._leaves.keys() - acts.keys():

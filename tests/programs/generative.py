@@ -70,6 +70,22 @@ def coupling_layers_of_a_flow(n):
     return p, (floats(4, 6),), call
 
 
+# In the base, each half of the data is updated once.
+@program({r"f/\d/w0": "Ib", r"f/\d/w1": "Hb", r"f/\d/b0": "Vb", r"f/\d/w2": "Oe", r"f/\d/b2": "Fe", "scale": "F"}, deep=True)  # fmt: skip
+def additive_couplings_with_biases_after_them(n, L):
+    p = zeros(scale=(6,))
+    p |= {"f": layers(L, w0=(3, n), b0=(n,), w1=(n, n), w2=(n, 3), b2=(3,))}
+
+    def call(p, x):
+        a, b = jnp.split(x, 2, -1)
+        for w in p["f"]:
+            h = jax.nn.relu(a @ w["w0"] + w["b0"])
+            a, b = b + jax.nn.relu(h @ w["w1"]) @ w["w2"] + w["b2"], a
+        return jnp.concatenate([a, b], -1) * jnp.exp(p["scale"])
+
+    return p, (floats(4, 6),), call
+
+
 @program({"x": "I", "t0": "I", "t1": "H", r"b/\d/(a)": "Hb", r"b/\d/b": "He", r"b/\d/t": "Hb", "out": "O"}, deep=True)  # fmt: skip
 def diffusion_mlp_with_time_embedding(n, L):
     p = zeros(x=(2, n), t0=(8, n), t1=(n, n), out=(n, 2))

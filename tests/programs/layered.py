@@ -435,3 +435,68 @@ def kernels_of_all_layers_on_one_axis_in_a_loop(n, L, remedy=False):
 
     shape = (L, n, n) if remedy else (L * n, n)
     return zeros(**{"in": (5, n), "out": (n, 3)}, w=shape), (floats(2, 6, 5),), call
+
+
+# The norms after the additions do not begin new streams.
+@program(
+    {**ENDS, r"b/\d/[qkvu]": "Hb", r"b/\d/[od]": "He", r"b/\d/e": "Ve", r"b/\d/g.": "Vm"},
+    deep=True,
+    carries={r"b/\d/q": 0.333333},
+)  # fmt: skip
+def logits_handed_on_between_blocks_with_norms_after_them(n, L):
+    shapes = {**dict.fromkeys("qkvoud", (n, n)), **dict.fromkeys(["e", "g1", "g2"], (n,))}  # fmt: skip
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, **shapes)}
+
+    def call(p, x):
+        x, logits = x @ p["in"], 0.0
+        for w in p["b"]:
+            logits = (x @ w["q"]) @ (x @ w["k"]).mT / n + logits
+            x = norm(x + jax.nn.softmax(logits) @ (x @ w["v"]) @ w["o"], w["g1"])
+            x = norm(x + jax.nn.gelu(x @ w["u"]) @ w["d"] + w["e"], w["g2"])
+        return x @ p["out"]
+
+    return p, (floats(2, 6, 5),), call
+
+
+# Two streams read each other. The decoder also reads the encoder's nodes where a mask
+# says so, which is no residual addition. The last edges are read by branches alone.
+@program(
+    {
+        **{"in": "I", "edges": "I", "out": "O", "s": "I"},
+        r"(e|d)/\d/(w|u)": "Hb",
+        r"(e|d)/\d/(v|d)": "He",
+        r"e/\d/a": "Hb",
+        r"e/\d/z": "He",
+        r"(e|d)/\d/g.|e/[0-4]/h": "Vm",
+        "e/5/h": "Vb",
+    },
+    deep=True,
+)
+def protein_designer_of_nodes_and_edges_with_norms_after(n, L):
+    p = zeros(edges=(6, n), s=(7, n), out=(n, 7)) | {"in": jnp.zeros((5, n))}
+    each = dict(v=(n, n), u=(n, 2 * n), d=(2 * n, n), g1=(n,), g2=(n,))
+    p["e"] = layers(L, w=(2 * n, n), a=(2 * n, n), z=(n, n), h=(n,), **each)
+    p["d"] = layers(L, w=(3 * n, n), **each)
+
+    def call(p, x, e, near, s, mask):
+        x, e = x @ p["in"], e @ p["edges"]
+
+        def update(w, x, read):
+            message = jax.nn.gelu(read @ w["w"]) @ w["v"]
+            x = norm(x + message.sum(1) / 30, w["g1"])
+            return norm(x + jax.nn.gelu(x @ w["u"]) @ w["d"], w["g2"])
+
+        def read(x, *others):
+            return jnp.concatenate([*others, x[near]], -1)
+
+        for w in p["e"]:
+            x = update(w, x, read(x, e))
+            e = norm(e + jax.nn.gelu(read(x, e) @ w["a"]) @ w["z"], w["h"])
+        seen, known = p["s"][s][near], read(x, e, jnp.zeros_like(e))
+        for w in p["d"]:
+            both = mask * read(x, e, seen) + (1 - mask) * known
+            x = update(w, x, both)
+        return x @ p["out"]
+
+    inputs = floats(6, 5), floats(6, 3, 6), tokens(6, 3), tokens(6), floats(6, 3, 1)
+    return p, inputs, call
