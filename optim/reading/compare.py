@@ -699,10 +699,7 @@ class Comparison:
                     x.node.id in streams for x in model.events(path) if x.is_use
                 ):
                     acts.setdefault(path, []).append(b)
-        names = {self.large.names(b) for b in counted}
-        small = self.small.outermost(
-            [b for b in self.small.branches.all if self.small.names(b) in names]
-        )
+        small = self._like(counted)
         for path in self._leaves.keys() - acts.keys():
             now = self._fed(self.large, counted, path)
             then = self._fed(self.small, small, self.twin[path]) if now else None
@@ -715,6 +712,13 @@ class Comparison:
                 found.setdefault(path, self._depth)
         self._find_repeated(found, counted, small)
         return found
+
+    def _like(self, chosen: list[Branch]) -> list[Branch]:
+        """The branches of the base with parameters like those of the target's."""
+        names = {self.large.names(b) for b in chosen}
+        found = [b for b in self.small.branches.all if self.small.names(b) in names]
+        outer = self.small.outermost(found)
+        return [b for b in found if b in outer or b.trunk is b.end]
 
     def _find_repeated(
         self, inside: Mapping[str, float], counted: list[Branch], small: list[Branch]
@@ -884,7 +888,7 @@ class Comparison:
         grouped = kinds(
             (
                 ((self.small.kind(b), self.small.evaluated(b)), b)
-                for b in self.small.branches.all
+                for b in self._like(chosen)
                 if b.constant
             ),
             (((self.large.kind(b), self.large.evaluated(b)), b) for b in chosen),
@@ -1052,7 +1056,7 @@ class Comparison:
     ) -> None:
         advice = (
             f"multiply this branch by (depth / base depth)**-{point.alpha:g} (here "
-            f"{expected:.4g})"
+            f"{expected:.4g}), and all others, too"
         )
         if branch.failure is not None:
             line = branch.failure.line or branch.add.line
@@ -1297,13 +1301,9 @@ class Comparison:
             )
         else:
             power = math.log(wanted) / -math.log(growth)
-            missing = "(base width / width)" + (
-                "" if alike(wanted, 1 / growth) else f"**{power:.4g}"
-            )
-            missing += (
-                ", e.g. divide attention logits by the head dimension instead of its "
-                "root"
-            )
+            missing = "(number of terms in the base / in the target)"
+            missing += "" if alike(wanted, 1 / growth) else f"**{power:.4g}"
+            missing += ", e.g. divide logits by the head dimension instead of its root"
         raise ValueError(
             f"the sum over products of activations at {of.node.line} has {growth:g} "
             f"times as many terms in the target as in the base, and needs a factor of "

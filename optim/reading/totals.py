@@ -54,9 +54,8 @@ class Totals:
         if not node.data or not node.shape or node.backward:
             return False
         if node.op == "add" and node.id not in self._streams:
-            one, other = node.operands
-            same = one.shape == other.shape and one.data and other.data
-            return same or self._plus_bias(node) is not None
+            both = all(x.data for x in node.operands)
+            return both or self._plus_bias(node) is not None
         if node.op == "last":
             return self._is_sum(node.operands[0])
         return self._stack(node) is not None

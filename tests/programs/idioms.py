@@ -381,7 +381,7 @@ def gemma_with_gains_around_one(n, L):
 
 @program(
     {"(branch|trunk)/0": "I", "(branch|trunk)/1": "H"},
-    asks=r"activations at idioms.py:\d+ .* multiply the sum by \(base width / width\)",
+    asks=r"activations at idioms.py:\d+ .* multiply the sum by \(number of terms",
 )
 def deeponet_that_ends_in_nonlinearities(n, remedy=False):
     p = {k: [jnp.zeros((5, n)), jnp.zeros((n, n))] for k in ("branch", "trunk")}

@@ -266,7 +266,7 @@ def bilinear_readout_of_two_activations(n):
 
 
 # The pairs are squares of sums, in which no parameter is linear.
-@program({"v": "I|V", "w": "F", "b": "F"}, asks=r"structured.py:\d+ .* multiply the sum by \(base width / width\)")  # fmt: skip
+@program({"v": "I|V", "w": "F", "b": "F"}, asks=r"structured.py:\d+ .* multiply the sum by \(number of terms")  # fmt: skip
 def factorization_machine(n, remedy=False):
     p = zeros(v=(9, n), w=(9,), b=())
 
