@@ -175,7 +175,7 @@ class Branches:
         """What a value is computed from, up to a sum or a kernel."""
 
         def before(at: Node) -> list[Node]:
-            is_sum = at.op == "add" and self._with_weight(at) is None
+            is_sum = at.op in _SUMS and self._with_weight(at) is None
             return [] if is_sum or self._kernels([at.id]) else earlier(at)
 
         return reach([node], before)
@@ -286,7 +286,7 @@ class Branches:
         }
 
         def is_read_by(b: Branch, other: Branch) -> bool:
-            within = b.trunk.id < other.trunk.id and b.add.id in other.inside
+            within = b.trunk.id <= other.trunk.id and b.add.id in other.inside
             stop = {(other.add.id, other.end.id)}
             return within and self.escapes(b.add, stop) is None
 

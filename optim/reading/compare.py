@@ -194,8 +194,9 @@ class _Model:
 
         A branch may read another stream, and the gains that act on that.
         """
-        ways = {x.id for b in branches for x in self.branches.normed(b.trunk)}
-        return ways - {b.add.id for b in branches}
+        ways = (x for b in branches for x in self.branches.normed(b.trunk))
+        ends = {b.add.id for b in branches}
+        return {x.id for x in ways if x.id not in ends and not self.is_kernel(x)}
 
     def names(self, branch: Branch) -> frozenset[str]:
         """The parameters inside a branch, without the number of the block."""
