@@ -23,8 +23,8 @@ _NONLINEAR = frozenset(
 # Linear in their data operands, besides `MOVES`.
 LINEAR = frozenset(
     """
-    all_gather concatenate cumsum fft join last neg pad psum reduce_sum
-    reduce_window_sum rev scan_in scan_out sum
+    all_gather complex concatenate conj cumsum fft imag join last neg pad psum real
+    reduce_sum reduce_window_sum rev scan_in scan_out sum
     """.split()  # noqa: SIM905
 )
 _SUMS = ("add", "scatter-add")  # the latter to some rows of a stream
@@ -232,6 +232,8 @@ class Branches:
         known = {b.add.id for b in self.all}
 
         def before(at: Node) -> list[Node]:
+            if at.op in ("slice", "concatenate"):  # some tokens of a stream
+                return [self.trunk(x)[0] for x in at.operands]
             if at.id in known or at.op not in (*_SUMS, "carry"):
                 _, *rest = self._stream(at)
                 return rest[:1]
@@ -286,9 +288,9 @@ class Branches:
         }
 
         def is_read_by(b: Branch, other: Branch) -> bool:
-            within = b.trunk.id <= other.trunk.id and b.add.id in other.inside
+            before = b.add.id < other.end.id and b.trunk.id <= other.trunk.id
             stop = {(other.add.id, other.end.id)}
-            return within and self.escapes(b.add, stop) is None
+            return before and self.escapes(b.add, stop) is None
 
         single = [b for b in self.all if b.add.spot not in going_on]
         gone = {
@@ -476,11 +478,12 @@ class Branches:
                 yield before, before, factor
 
     def _copied(self, node: Node) -> list[Node]:
-        """The stream of which several copies start, e.g. stack([x, x])."""
+        """The stream of which several copies start, e.g. stack([x, x]), or a part."""
         if node.op != "concatenate":
             return []
         sources = [self.trunk(x)[0] for x in node.operands]
-        return sources[:1] if all(x is sources[0] for x in sources) else []
+        is_one = all(x is sources[0] for x in sources)
+        return sources[:1] if is_one else [x for x in sources if x.id in self._trunks]
 
     def _starts_alike(self, node: Node, skip: Node, end: Node) -> bool:
         """Whether the end is a stream to which other layers add the skip, too."""
@@ -1244,7 +1247,7 @@ def _root_mean_square(node: Node) -> float:
         return 1.0
     entries = np.ravel(node.array)
     entries = entries[np.isfinite(entries) & (entries != 0)]
-    return float(np.sqrt(np.mean(entries**2))) if entries.size else 1.0
+    return float(np.sqrt(np.mean(np.abs(entries) ** 2))) if entries.size else 1.0
 
 
 def _is_number(node: Node) -> bool:

@@ -176,8 +176,12 @@ class _Model:
 
         Some of that name act before a branch; a readout of each layer does not.
         """
-        sides = [x for b in branches for x in b.add.operands if x is not b.end]
-        ahead = reach(sides, lambda x: [y for y in x.operands if y.data])
+        ends = {b.add.id: b.end for b in branches}
+
+        def earlier(x: Node) -> list[Node]:
+            return [y for y in x.operands if y.data and y is not ends.get(x.id)]
+
+        ahead = reach([x for b in branches for x in earlier(b.add)], earlier)
         inside = set().union(*(b.inside for b in branches)) - self.on_streams(branches)
         before = {x.id for x in ahead} - inside
         acts, layers, early = Counter[str](), Counter[str](), set[str]()
@@ -1291,6 +1295,9 @@ class Comparison:
         """Let the parameters of one factor carry what a sum lacks; ids of such sums."""
         for side in self.large.sums.queries_first(of):
             paths = self._params(side)
+            every = [self._params(x) for s, _, _ in lacking for x in s.sides]
+            # With the other segments of a value, where another sum takes them all.
+            paths = paths.union(*(x for x in every if x & paths))
             same = [(s, w) for s, w, _ in lacking if paths & self._all_params(s)]
             equal = all(alike(w, wanted) for _, w in same)
             if equal and self._carried_by(paths, wanted, [s for s, _ in same]):
@@ -1318,10 +1325,11 @@ class Comparison:
         """Whether parameters can carry a factor of sums; let them, if they can."""
         sides = [side for each in sums for side in each.sides]
         ends = {e.node.id for x in sides for e in self._side(self.large, x)[0]}
-        powers = {sum(self._params(x) == paths for x in s.sides) for s in sums}
+        own = {x.id for x in sides if frozenset() < self._params(x) <= paths}
+        powers = {sum(x.id in own for x in s.sides) for s in sums}
         nodes = ends | {each.node.id for each in sums}
         stops = {(each.node.id, -1) for each in sums}
-        others = [x for x in sides if self._params(x) != paths]
+        others = [x for x in sides if x.id not in own]
         if not paths or len(powers) > 1:
             return False
         if self._elsewhere(paths, nodes, stops, others):

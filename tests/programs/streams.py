@@ -869,3 +869,90 @@ def streams_that_exchange_shares(n, L, remedy=False):
         return unit(x + y) @ p["out"]
 
     return p, X, call
+
+
+@program(
+    {**ENDS, "px": "I", r"b/\d/\w+/u": "Hb", r"b/\d/\w+/d|b/\d/up": "He"}, deep=True
+)
+def tokens_beside_a_class_token_that_some_branches_leave_out(n, L):
+    """As in TNT, whose patches add pixels, and in TimeSformer's attention over time."""
+    p = zeros(**{"in": (5, n), "px": (5, n), "out": (n, 3)})
+    w = {k: {"u": (n, n), "d": (n, n)} for k in ("pixel", "time", "space")}
+    p |= {"b": layers(L, up=(n, n), **w)}
+
+    def call(p, x):
+        x, pixels = x @ p["in"], x[:, 1:] @ p["px"]
+        for w in p["b"]:
+            pixels = pixels + mlp(w["pixel"], pixels)
+            more = norm(pixels) @ w["up"]
+            x = jnp.concatenate([x[:, :1], x[:, 1:] + more], 1)
+            first, rest = x[:, :1], x[:, 1:] + mlp(w["time"], x[:, 1:])
+            y = mlp(w["space"], jnp.concatenate([rest, first], 1))
+            y = jnp.concatenate([y[:, -1:], y[:, :-1]], 1)
+            x = jnp.concatenate([first, rest], 1) + y
+        return norm(x)[:, 0] @ p["out"]
+
+    return p, S, call
+
+
+@program(
+    {
+        **ENDS,
+        "img": "I",
+        r"b/\d/x?[qkvu]": "Hb",
+        r"b/\d/x?[od]": "He",
+        r"b/\d/g\d": "Vm",
+    },
+    deep=True,
+)
+def two_streams_with_norms_after_of_which_one_reads_its_start_again(n, L):
+    """As the prompts of Segment Anything, which are added to queries in each layer."""
+    p = zeros(**{"in": (5, n), "img": (5, n), "out": (n, 3)})
+    square = dict.fromkeys(
+        ("q", "k", "v", "o", "u", "d", "xq", "xk", "xv", "xo"), (n, n)
+    )
+    p |= {"b": layers(L, g1=(n,), g2=(n,), g3=(n,), **square)}
+
+    def read(w, name, *values):
+        q, k, v = (
+            heads(y @ w[name + c], 4) for c, y in zip("qkv", values, strict=True)
+        )
+        return flat(attention(q, k, v, 0.5)) @ w[name + "o"]
+
+    def call(p, x):
+        start, x = x[:, :2] @ p["in"], x @ p["img"]
+        y = start
+        for w in p["b"]:
+            z = y + start
+            y = unit(y + read(w, "", z, z, y), w["g1"])
+            y = unit(y + jax.nn.relu(y @ w["u"]) @ w["d"], w["g2"])
+            x = unit(x + read(w, "x", x, y + start, y), w["g3"])
+        return (y.mean(1) + x.mean(1)) @ p["out"]
+
+    return p, S, call
+
+
+@program(
+    {**ENDS, "lat": "V", r"b/\d/c?[qkv]": "Hb", r"b/\d/c?o": "He", r"b/\d/[gs]": "Vm"},
+    deep=True,
+)
+def learned_queries_alone_with_norms_after_their_branches(n, L):
+    """As the first layer of a Q-Former, which reads nothing but parameters."""
+    p = zeros(**{"in": (5, n), "lat": (3, n), "out": (n, 3)})
+    square = dict.fromkeys(("q", "k", "v", "o", "cq", "ck", "cv", "co"), (n, n))
+    p |= {"b": layers(L, g=(2, n), s=(2, n), **square)}
+
+    def read(w, name, y, x):
+        q, k, v = (
+            heads(z @ w[name + c], 4) for c, z in zip("qkv", (y, x, x), strict=True)
+        )
+        return flat(attention(q, k, v, 0.5)) @ w[name + "o"]
+
+    def call(p, x):
+        x, y = x @ p["in"], jnp.broadcast_to(p["lat"], (2, 3, n))
+        for w in p["b"]:
+            y = unit(y + read(w, "", y, y), w["g"][0]) + w["s"][0]
+            y = unit(y + read(w, "c", y, x), w["g"][1]) + w["s"][1]
+        return y.mean(1) @ p["out"]
+
+    return p, S, call

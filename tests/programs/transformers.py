@@ -515,3 +515,31 @@ def retention_with_a_norm_of_each_head(n):
         return flat(y) @ p["o"] @ p["out"]
 
     return p, S, call
+
+
+@program(
+    {**ENDS, "rel|g": "V", r"b/\d/[kvq]": "Hb", r"b/\d/o": "He"},
+    deep=True,
+    carries={r"b/\d/q": 0.5},
+)
+def distances_projected_by_the_keys_of_each_layer(n, L):
+    """As in DeBERTa: one table, normalized, and complex rotary positions beside it."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, rel=(6, n), g=(n,))
+    p |= {"b": layers(L, q=(n, n), k=(n, n), v=(n, n), o=(n, n))}
+    turn = jnp.exp(1j * jnp.outer(jnp.arange(6), 10.0 ** -jnp.arange(n // 2)))
+
+    def turned(x):
+        pairs = x.reshape(*x.shape[:-1], -1, 2)
+        y = jax.lax.complex(pairs[..., 0], pairs[..., 1]) * turn
+        return jnp.stack([jnp.real(y), jnp.imag(y)], -1).reshape(x.shape)
+
+    def call(p, x):
+        x, rel = x @ p["in"], norm(p["rel"], p["g"])
+        for w in p["b"]:
+            y = norm(x)
+            q, k = turned(y @ w["q"]), turned(y @ w["k"])
+            scores = q @ k.swapaxes(-1, -2) + (y @ w["q"]) @ (rel @ w["k"]).T
+            x = x + jax.nn.softmax(scores * n**-0.5) @ (y @ w["v"]) @ w["o"]
+        return norm(x) @ p["out"]
+
+    return p, S, call
