@@ -245,7 +245,7 @@ class Axes:
         data = [x for x in node.operands if x.data]
         if rows and not kernels and node.op not in ELEMENTWISE - MOVES and data == rows:
             self.labels[node.id] = self._joined(node, rows)
-            self._rows[node.id] = self._rows[rows[0].id]
+            self._rows[node.id] = NONE.union(*(self._rows[x.id] for x in rows))
             return
         if node.op == "mul" and len(data) == 1 and kernels:
             self._multiply(node, data[0], kernels[0])
@@ -660,11 +660,12 @@ class Axes:
         return self._kernels[node.id]
 
     def _mixed(self, node: Node) -> Labels:
-        if node.op in MOVES:
-            labels = self._modulated(node.operands[0])
+        if node.op in ("concatenate", *MOVES):
+            parts = [self._modulated(x) for x in node.operands]
             if node.operands[0].id in self._mixtures:
                 self._mixtures.add(node.id)
-            return self._moved(node, [labels]) if labels else ()
+            self._keep_gains(node)
+            return self._moved(node, parts) if all(parts) else ()
         if node.op == "carry":
             labels = self._modulated(node.operands[0])
             return labels if self._is_square(labels) else ()
@@ -752,8 +753,9 @@ class Axes:
         """Whether a value is later a kernel: an activation is summed over its axis."""
         for user in self.uses(node):
             k = user.operands.index(node)
-            if user.op in MOVES:
-                if self._acts(user, self._moved(user, [labels])):
+            if user.op in ("concatenate", *MOVES):
+                parts = [labels if x is node else () for x in user.operands]
+                if self._acts(user, self._moved(user, parts)):
                     return True
             elif user.op in PRODUCTS and all(x.data for x in user.operands):
                 into = [
@@ -981,7 +983,8 @@ def _params(labels: Labels) -> set[int]:
 
 def is_identity(node: Node) -> bool:
     """Whether a value is one, or true, on a diagonal: places on two axes are equal."""
-    node = origin(node)
+    while node.op in ("slice", *MOVES):
+        node = node.operands[0]
     if node.op != "eq" or len(node.shape) != 2 or node.shape[0] != node.shape[1]:
         return False
     return {_counts(x) for x in node.operands} == {0, 1}

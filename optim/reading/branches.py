@@ -1056,7 +1056,7 @@ class Branches:
     def norm(self, node: Node) -> float | None:
         """The size of the entries of an operation's kernel that its norm divides."""
         kernels = [x for x in node.operands if x.weight]
-        inner = ("mul", "div", "sub", *MOVES)
+        inner = ("mul", "div", "sub", "concatenate", *MOVES)
         for x in reach(kernels, lambda x: x.operands if x.op in inner else ()):
             for by in x.operands if x.op in ("mul", "div") else ():
                 total, rooted, constant = self._divisor(by)

@@ -1435,8 +1435,10 @@ class Comparison:
                     ratio = 1.0
                 else:
                     kind.check_known(ratios, role.node)
-                if self.large.sums.is_scale_free(self._param(path)):
-                    self._follow_norm(role, before, ratio)  # weight normalization
+                parts = self._parts_with(path, role.node)
+                if self.large.sums.is_scale_free(*parts):  # weight normalization
+                    if parts[0] is self._param(path):
+                        self._follow_norm(role, before, ratio)
                 elif not alike(ratio, 1):
                     self._multiply(path, 1 / ratio)
 
@@ -1491,6 +1493,18 @@ class Comparison:
     def _param(self, path: str) -> Node:
         return self.large.reading.program.params[self.large.reading.path_of.index(path)]
 
+    def _parts_with(self, path: str, node: Node) -> list[Node]:
+        """The parameters that are joined to one kernel, in the order of the model."""
+        reading, labels = self.large.reading, self.large.axes.labels
+        own = reading.path_of.index(path)
+        places: dict[int, list[Any]] = {own: []}
+        weights = [labels.get(x.id, ()) for x in node.operands if x.weight]
+        for i, axes in enumerate(itertools.chain(*weights)):
+            for param, axis in axes:
+                places.setdefault(param, []).append((i, axis))
+        alike = [i for i in sorted(places) if places[i] == places[own]]
+        return [reading.program.params[i] for i in alike]
+
     def _ratio(self, now: Node | None, then: Node | None) -> float:
         """The constant on a layer of the target, over that of the base."""
         assert now is not None
@@ -1536,6 +1550,8 @@ class Comparison:
             ratio *= m.branches.unit(table) ** power  # 1 / n^½ for unit vectors
         if alike(ratio, 1 / width) or self.large.sums.only_chooses(now):
             return
+        if self._parts_with(path, now)[0] is not self._param(path):
+            return  # the first part looks after the logits
         data = next(x for x in now.operands if x.data)
         rest = 1 / width / ratio
         logits = [

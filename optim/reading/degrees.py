@@ -66,28 +66,27 @@ class _MattersError(Exception):
 
 
 def constant_that_matters(
-    start: Node,
+    starts: Collection[Node],
     uses: Callable[[Node], list[Node]],
     outputs: Collection[int],
     is_layer: Callable[[Node], bool],
 ) -> float | None:
-    """The constant between a value and the first operation that depends on its scale.
+    """The constant between values and the first operation that depends on their scale.
 
     Args:
-      start: the value.
+      starts: the values, which are scaled together.
       uses: gives the nodes that are computed from a node.
       outputs: ids of the program's results.
       is_layer: whether a node is a product with a parameter to which constants after
         it belong.
 
     Returns:
-      The constant; None if the scale of the value has no effect.
+      The constant; None if the scale of the values has no effect.
     """
-    found = {start.id: Degree(1.0)}
-    if start.id in outputs:
+    found = dict.fromkeys((x.id for x in starts), Degree(1.0))
+    if any(i in outputs for i in found):
         return 1.0
-    waiting = [(x.id, x) for x in dict.fromkeys(uses(start))]
-    nodes = dict(waiting)
+    nodes = {user.id: user for x in starts for user in uses(x)}
     heap = sorted(nodes)
     visits: dict[int, int] = {}
     while heap:

@@ -9,11 +9,11 @@ program meets no fused parameter.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .links import SUM, Index, index_of
-from .program import PRODUCTS, Node, Program, reach, regrouped
+from .program import PRODUCTS, Node, Program, regrouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,14 @@ Cuts = Mapping[int, Mapping[int, Cut]]
 
 
 class Segmented(Program):
-    """The graph of a forward pass, with a parameter for each segment by `cuts`."""
+    """The graph of a forward pass, with a parameter for each segment by `cuts`.
 
-    def __init__(self, program: Program, cuts: Cuts):
+    `joins` are the sources of concatenations whose results the program splits again.
+    """
+
+    def __init__(self, program: Program, cuts: Cuts, joins: Collection[int]):
         self.traced, self.counts, self._cuts = program.traced, program.counts, cuts
+        self._joins = joins
         self._build()
 
     def _param(self, index: int, shape: tuple[int, ...]) -> Node:
@@ -74,7 +78,7 @@ class Segmented(Program):
         node.data = op == "input" or any(x.data for x in node.operands)
         weight = op == "param" or any(x.weight for x in node.operands)
         node.weight = weight and not node.data
-        if op == "concatenate" and all(x.weight for x in node.operands):
+        if op == "concatenate" and node.weight and id(node.source[0]) in self._joins:
             node.joint = node.params["dimension"]  # kernels that the model joins
         return node
 
@@ -110,17 +114,14 @@ class Segmented(Program):
         index = index_of(call, i, axis)
         if index is None or index.mixed:
             return None
-        if call.op in ("add", "sub") and _is_beside(
-            call.operands[1 - i], call.operands[i]
-        ):
-            return None
+        join = call.operands[i]
+        for k, at in index.axes.items():
+            if k != i and not self._has_parts(call.operands[k], at, join, index):
+                return None
         if index.out is not None:
             parts = self._each(call, i, index)
-            return self._join(
-                parts, index.out, call.source, repeats_of(call.operands[i])
-            )
-        of_kernel = call.op in PRODUCTS and not call.operands[i].data
-        if call.op != "reduce_sum" and not of_kernel:
+            return self._join(parts, index.out, call.source, repeats_of(join))
+        if call.op not in PRODUCTS or join.data:
             return None
         return self._emit(SUM, self._each(call, i, index), call.shape, call.source)
 
@@ -139,6 +140,19 @@ class Segmented(Program):
             params = _params_of_part(call, index, size)
             found.append(self._emit(call.op, operands, shape, call.source, params))
         return found
+
+    def _has_parts(self, node: Node, axis: int, join: Node, index: Index) -> bool:
+        """Whether a value has parts, too, that meet the segments of a join."""
+        if node.op == "concatenate" and node.params["dimension"] == axis:
+            edges = [_edges(node, axis), _edges(join, join.joint)]
+            return edges[1] <= edges[0] and repeats_of(node) == repeats_of(join)
+        if index.out is None:
+            return False
+        if node.op == "broadcast_in_dim":
+            kept, inner = node.params["broadcast_dimensions"], node.operands[0].shape
+            if axis not in kept or inner[kept.index(axis)] == 1:
+                return True
+        return node.op == "input" or not (node.data or node.weight)
 
     def _part(self, node: Node, axis: int, join: Node, number: int) -> Node:
         """The entries of a value that meet one segment of a join."""
@@ -189,19 +203,10 @@ class Segmented(Program):
         return found if len(found) > 1 and not group else join.operands
 
 
-def _is_beside(node: Node, join: Node) -> bool:
-    """Whether a value was not split, e.g. a stream to which a join is added.
-
-    What is computed from the join, e.g. where a stream starts as one, is split.
-    """
-    node = node.operands[0] if node.op == "mul" else node
-    axis, first = join.joint, min(x.id for x in join.operands)
-    if not node.data or node.op == "input" or axis is None or node.shape[axis] == 1:
-        return False
-    if node.op == "concatenate" and node.params["dimension"] == axis:
-        return False
-    sources = reach([node], lambda x: [y for y in x.operands if y.id >= first])
-    return not any(x.id == y.id for x in sources for y in join.operands)
+def _edges(join: Node, axis: int | None) -> set[int]:
+    """Where the values that are joined along an axis end."""
+    assert axis is not None
+    return {*itertools.accumulate(x.shape[axis] for x in join.operands)}
 
 
 def _params_of_part(call: Node, index: Index, size: int) -> dict[str, Any]:

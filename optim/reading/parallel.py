@@ -78,7 +78,7 @@ class Parallel:
                 mask |= self._masks.get(operand.id, 0)
             self._masks[node.id] = mask
         for node in reading.program.nodes:
-            if node.op == "concatenate" and node.data:
+            if node.op == "concatenate":
                 self._add_joined(node, node.params["dimension"])
         for terms in totals.every:
             if terms:
@@ -114,7 +114,7 @@ class Parallel:
 
     def _own(self, values: Sequence[Node]) -> list[int]:
         """The parameters, as bits, that each value has, and not all."""
-        masks = [self._masks[x.id] for x in values if x.data]
+        masks = [self._masks[x.id] for x in values if x.data or x.weight]
         shared = functools.reduce(operator.and_, masks, masks[0] if masks else 0)
         return [mask & ~shared for mask in masks]
 
@@ -150,7 +150,12 @@ class Parallel:
                     more = gated or self._is_gated(user, own)
                     reached.append((user, index.out, more))
                 elif index is not None and is_kernel(user):
-                    self._add(joined, joined.operands, set())
+                    own = self._own(joined.operands) if node.weight else []
+                    self._add(
+                        joined,
+                        joined.operands,
+                        {self._path_of[i] for x in own for i in _bits(x)},
+                    )
                     return
                 elif user.op in ("reduce_sum", *PRODUCTS):
                     is_mean = not gated and self._branches.is_mean(user)

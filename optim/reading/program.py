@@ -782,7 +782,7 @@ def _flat(operands: list[Node], axis: int) -> Iterator[Node]:
     """Values that are joined; `jnp` joins more than 16 of them in two steps."""
     for node in operands:
         join = node.op == "concatenate" and node.params["dimension"] == axis
-        yield from node.operands if join and node.joint is None else [node]
+        yield from node.operands if join and "repeats" not in node.params else [node]
 
 
 def _is_transposed(source: Any) -> bool:

@@ -65,7 +65,7 @@ def segmented(
     of other sizes): as many segments along the same axes. Returns the readings, and
     what joins the segments' scales.
     """
-    found = [_ways(reading) for reading in (large, *others)]
+    found, joins = zip(*map(_ways, (large, *others)), strict=True)
     pairings = [Pairing(large.leaves, reading.leaves) for reading in others]
     twins = [{path: p.twin(path) for path in large.leaves} for p in pairings]
     kept: list[dict[str, ByAxis]] = [{} for _ in found]
@@ -98,8 +98,8 @@ def segmented(
             if alike and alike[0] in keep:
                 keep[name] = keep[alike[0]]
     readings = [
-        _cut(r, k) if k or _joins_kernels(r) else r
-        for r, k in zip((large, *others), kept, strict=True)
+        _cut(r, k, j) if k or j else r
+        for r, k, j in zip((large, *others), kept, joins, strict=True)
     ]
     small = {p: (twins[0][p], kept[1].get(twins[0][p] or "", {})) for p in kept[0]}
     parts = Parts(large.leaves, others[0].leaves, kept[0], small)
@@ -180,7 +180,7 @@ def _numbered(
     return found
 
 
-def _cut(reading: Reading, cuts: Mapping[str, ByAxis]) -> Reading:
+def _cut(reading: Reading, cuts: Mapping[str, ByAxis], joins: set[int]) -> Reading:
     leaves, paths = Leaves(), []
     vars(leaves).update(vars(reading.leaves))
     for path, leaf in reading.leaves.items():
@@ -190,15 +190,7 @@ def _cut(reading: Reading, cuts: Mapping[str, ByAxis]) -> Reading:
         leaf = reading.leaves[path]
         paths += [p for p, _, _ in _pieces(path, leaf.shape, cuts.get(path, {}))]
     numbers = {reading.path_of.index(path): cut for path, cut in cuts.items()}
-    return Reading(leaves, Segmented(reading.program, numbers), paths)
-
-
-def _joins_kernels(reading: Reading) -> bool:
-    """Whether the model itself makes one kernel of several."""
-    return any(
-        node.op == "concatenate" and all(x.weight for x in node.operands)
-        for node in reading.program.nodes
-    )
+    return Reading(leaves, Segmented(reading.program, numbers, joins), paths)
 
 
 def _pieces(
@@ -233,8 +225,11 @@ def _letters(number: int) -> str:
 # --- where the program cuts ---
 
 
-def _ways(reading: Reading) -> dict[str, Ways]:
-    """The ways in which the program splits or joins axes of parameters, by path."""
+def _ways(reading: Reading) -> tuple[dict[str, Ways], set[int]]:
+    """The ways in which the program splits or joins axes of parameters, by path.
+
+    And the joins of kernels, by the source of each, of which the results are split.
+    """
     program = reading.program
     slices = _slices(program)
     joins = any(x.op == "concatenate" and x.data for x in program.nodes)
@@ -244,7 +239,7 @@ def _ways(reading: Reading) -> dict[str, Ways]:
         if node.op == "scan_in" and walks_layers(program, node.loop)
     ]
     if not slices and not joins and not scans:
-        return {}
+        return {}, set()
     finder = _Finder(program, Axes(program))
     for (_, axis), (node, parts) in slices.items():
         if _covers(parts, node.shape[axis]):
@@ -258,7 +253,7 @@ def _ways(reading: Reading) -> dict[str, Ways]:
         found[reading.path_of[param]].cuts[axis, repeats] = ways
     for (param, axis), numbers in finder.numbers.items():
         found[reading.path_of[param]].numbers[axis] = numbers
-    return found
+    return found, finder.joins
 
 
 def _slices(
@@ -304,6 +299,7 @@ class _Finder:
         self.numbers: dict[
             tuple[int, int], list[tuple[int, Callable[[], Node | None]]]
         ] = {}
+        self.joins: set[int] = set()
         self._joints: dict[tuple[int, int], frozenset[int]] = {}
 
     def split(self, node: Node, axis: int, cuts: frozenset[int]) -> None:
@@ -395,6 +391,13 @@ class _Finder:
             if at.param is not None:
                 found.setdefault((at.param, axis, repeats), set()).update(cuts)
             before = [*_before(*step)]
+            if at.weight and at.op == "concatenate" and at.params["dimension"] == axis:
+                self.joins.add(id(at.source[0]))
+                end = 0
+                for part in at.operands if repeats == 1 else ():
+                    start, end = end, end + part.shape[axis]
+                    within = frozenset(x - start for x in cuts if start < x < end)
+                    before.append((part, axis, within, 1))
             rows = at.op == "gather" and at.operands[0].weight
             made = made or (bool(before) and (at.op in PRODUCTS or rows))
             stack += before
@@ -439,6 +442,8 @@ class _Finder:
         return self._joints[key]
 
     def _find_joined(self, node: Node, axis: int) -> Iterable[int]:
+        if node.op in ("carry", *PRODUCTS) or not node.data:
+            return ()
         if node.op == "concatenate":
             found: set[int] = set()
             start = 0
@@ -450,8 +455,6 @@ class _Finder:
                 found |= {start, *(start + x for x in inner)}
                 start += part.shape[axis]
             return found - {0}
-        if node.op in ("carry", *PRODUCTS) or not node.data:
-            return ()
         return {
             cut * through.down // through.up
             for operand, through in _sources(node, axis)

@@ -121,7 +121,7 @@ class Sums:
         """The constants of a sum that stand after a value which is computed from it."""
         whole = self._matters(of.node)
         before = constant_that_matters(
-            of.node, self._axes.uses, {*self._outputs, node.id}, self._is_layer
+            [of.node], self._axes.uses, {*self._outputs, node.id}, self._is_layer
         )
         return whole / before if whole and before else 1.0
 
@@ -134,9 +134,9 @@ class Sums:
             node = user
         return node
 
-    def is_scale_free(self, node: Node) -> bool:
-        """Whether multiplying a value by a constant changes no result."""
-        return self._matters(node) is None
+    def is_scale_free(self, *nodes: Node) -> bool:
+        """Whether multiplying values by a constant changes no result."""
+        return self._matters(*nodes) is None
 
     def _norms(self, by: Node) -> Iterator[Node]:
         """The sums of which, or of whose roots, a divisor is a product."""
@@ -153,9 +153,9 @@ class Sums:
 
         return not any(at.id in self._outputs for at in reach([node], users))
 
-    def _matters(self, node: Node) -> float | None:
+    def _matters(self, *nodes: Node) -> float | None:
         return constant_that_matters(
-            node, self._axes.uses, self._outputs, self._is_layer
+            nodes, self._axes.uses, self._outputs, self._is_layer
         )
 
     def _is_layer(self, node: Node) -> bool:
