@@ -68,7 +68,7 @@ class Axes:
         looked up, the axes of parameters that its axes come from.
       hot: nodes whose entries are one for a choice and zero for others.
       kernel_sums: for each node that sums over an axis of a parameter, with an
-        activation, the product that it sums (itself, for `dot_general`).
+        activation, the products that it sums (itself, for `dot_general`).
       seeds: (product, factor) ids of functions of parameters alone that are multiplied
         as activations, e.g. learned queries.
       states: for each product with a matrix that data changes, e.g. the state of linear
@@ -81,10 +81,10 @@ class Axes:
         self.unread: list[list[Node]] = [[] for _ in program.params]
         self.sliced: set[Axis] = set()
         self.labels: dict[int, Labels] = {}
-        # Products of parameters and activations that are not summed yet, and results
-        # of parameters' products.
-        self._pending: dict[int, tuple[Labels, Node]] = {}
-        self._results: dict[int, Labels] = {}
+        # Sums of products of parameters and activations that are not summed over an
+        # axis yet: each term, with its axes of equal entries of the activation.
+        self._pending: dict[int, list[tuple[Labels, Node, frozenset[int]]]] = {}
+        self._results: dict[int, Labels] = {}  # of parameters' products
         # Rows that were looked up, and the axes that they were looked up on.
         self._rows: dict[int, frozenset[Axis]] = {}
         # Output axes that a later kernel sums over: units, not copies.
@@ -99,7 +99,7 @@ class Axes:
         # Products of functions of parameters with constants, and the axes summed over.
         self._mixed_axes: dict[int, frozenset[Axis]] = {}
         self.hot: set[int] = set()
-        self.kernel_sums: dict[int, Node] = {}
+        self.kernel_sums: dict[int, list[Node]] = {}
         self.seeds: set[tuple[int, int]] = set()
         self.states: dict[int, tuple[int, set[int]]] = {}
         self._states: set[int] = set()  # such matrices
@@ -136,7 +136,7 @@ class Axes:
     @functools.cached_property
     def products(self) -> frozenset[int]:
         """Ids of products with parameters, also of those that are summed later."""
-        return frozenset(x.id for x in self.kernel_sums.values())
+        return frozenset(x.id for each in self.kernel_sums.values() for x in each)
 
     def is_product(self, node: Node) -> bool:
         """Whether it is a product with a parameter, or with a kernel that data mix."""
@@ -254,8 +254,7 @@ class Axes:
             self._mark(node, [(axes, Use.ENTRY) for axes in self._of(kernel)])
         self._carry_results(node)
         if node.op == "add" and kernels:  # biases
-            more = zip(self.entries(node), self._joined(node, kernels), strict=True)
-            self._results[node.id] = tuple(a | b for a, b in more)
+            self._add_results(node, self._joined(node, kernels))
 
     def _gated_rows(self, node: Node) -> bool:
         """Looked-up kernels that gates multiply or mix, as experts are."""
@@ -304,7 +303,7 @@ class Axes:
         spread = self._spread.get(data.id, frozenset())
         self._carry_results(node)
         if any(labels) and len(self._uses.get(node.id, ())) == 1:
-            self._pending[node.id] = labels, node
+            self._pending[node.id] = [(labels, node, spread)]
             self._spread[node.id] = spread
             return
         self._mark(node, [(axes, Use.ENTRY) for axes in labels])
@@ -314,49 +313,60 @@ class Axes:
         waiting = [x for x in node.operands if x.id in self._pending]
         if not waiting or node.op == "reduce_sum":
             return False
+        moved = node.op in MOVES or is_scaled(node)
+        added = node.op in ("add", "sub") and all(
+            x in waiting or self._copied.get(origin(x).id) for x in node.operands
+        )
         if (
-            len(waiting) == 1
-            and len(self._uses.get(node.id, ())) == 1
+            len(self._uses.get(node.id, ())) == 1
             and node.op not in ("last", "carry", "scan_in")
             and (node.op != "scan_out" or self._program.is_over_data(waiting[0].loop))
-            and (node.op in MOVES or is_scaled(node))
+            and (moved or added)
         ):
-            source = waiting[0]
             self._carry_results(node)
-            labels, product = self._pending.pop(source.id)
-            spread = self._spread.get(source.id, frozenset())
-            marked = tuple(
-                frozenset({(0, a)}) if a in spread else NONE
-                for a in range(len(source.shape))
-            )
-            at = [x is source for x in node.operands]
-            moved = self._moved(node, [labels if x else () for x in at])
-            self._pending[node.id] = moved, product
-            moved = self._moved(node, [marked if x else () for x in at])
-            new = node.op in ("broadcast_in_dim", "reshape")
-            own = self._spread.get(node.id, frozenset()) if new else frozenset()
-            self._spread[node.id] = own | {a for a, x in enumerate(moved) if x}
+            terms = self._pending[node.id] = []
+            for source in dict.fromkeys(waiting):
+                for labels, product, spread in self._pending.pop(source.id):
+                    each = self._placed(node, source, labels)
+                    terms.append(
+                        (each, product, self._spread_over(node, source, spread))
+                    )
             return True
-        for source in waiting:
+        for source in dict.fromkeys(waiting):
             self._settle(source)
         return False
 
+    def _placed(self, node: Node, source: Node, labels: Labels) -> Labels:
+        """Labels of one operand's axes at the places of the node's axes."""
+        return self._moved(node, [labels if x is source else () for x in node.operands])
+
+    def _spread_over(
+        self, node: Node, source: Node, spread: frozenset[int]
+    ) -> frozenset[int]:
+        """The axes of equal entries of an operand, at the places of the node's axes."""
+        marked = [
+            frozenset({(0, a)} & {(0, b) for b in spread})
+            for a in range(len(source.shape))
+        ]
+        found = {a for a, x in enumerate(self._placed(node, source, (*marked,))) if x}
+        new = node.op in ("broadcast_in_dim", "reshape")
+        return frozenset(found | (self._spread.get(node.id, NONE) if new else NONE))
+
     def _settle(self, node: Node, summed: Sequence[int] = ()) -> None:
-        """A pending product meets a sum over some axes, or something else."""
-        labels, product = self._pending.pop(node.id)
-        spread = self._spread.get(node.id, frozenset())
-        gains = NONE.union(*(self._gains.get(x.id, NONE) for x in product.operands))
-        marks = [(labels[a] & gains, Use.ENTRY) for a in summed]
-        inside = any(labels[a] for a in summed)
-        for axis, axes in enumerate(labels):
-            if axis in summed:
-                axes, use = axes - gains, Use.IN
-            elif not inside:
-                use = Use.ENTRY
-            else:
-                use = Use.OUT if axis in spread else Use.COPY
-            marks.append((axes, use))
-        self._mark(product, marks)
+        """Pending products meet a sum over some axes, or something else."""
+        for labels, product, spread in self._pending.pop(node.id):
+            gains = NONE.union(*(self._gains.get(x.id, NONE) for x in product.operands))
+            marks = [(labels[a] & gains, Use.ENTRY) for a in summed]
+            inside = any(labels[a] for a in summed)
+            for axis, axes in enumerate(labels):
+                if axis in summed:
+                    axes, use = axes - gains, Use.IN
+                elif not inside:
+                    use = Use.ENTRY
+                else:
+                    use = Use.OUT if axis in spread else Use.COPY
+                marks.append((axes, use))
+            self._mark(product, marks)
 
     def _joined(self, node: Node, operands: Iterable[Node]) -> Labels:
         """The labels of operands at the places of the node's axes."""
@@ -440,10 +450,8 @@ class Axes:
                 self._gate(node, self.entries(left)[a] | self.entries(right)[b])
         # Axes that stay beside the parameters.
         each = [self._results.get(x.id, ()) if x.data else () for x in (left, right)]
-        beside = zip(results, self._moved(node, each), strict=True)
-        results = tuple(a | b for a, b in beside)
-        if any(results):
-            self._results[node.id] = results
+        self._add_results(node, results)
+        self._add_results(node, self._moved(node, each))
 
     def _multiplied(self, node: Node, kernels: Sequence[Labels]) -> Labels:
         """Mark the axes of a product's kernels; those of its result."""
@@ -480,7 +488,7 @@ class Axes:
             self._mark(node, marks)
             if node.op == "dot_general":
                 if node.id not in self.states:
-                    self.kernel_sums[node.id] = node
+                    self.kernel_sums[node.id] = [node]
                 mapped = self._mapped.get(node.loop, NONE)
                 own = _params(labels)
                 self._copied[node.id] = copied | {x for x in mapped if x[0] in own}
@@ -509,6 +517,11 @@ class Axes:
     def entries(self, node: Node) -> Labels:
         """The output axes of parameters that the axes of an activation come from."""
         return self._results.get(node.id, (NONE,) * len(node.shape))
+
+    def _add_results(self, node: Node, labels: Labels) -> None:
+        if any(labels):
+            more = zip(self.entries(node), labels, strict=True)
+            self._results[node.id] = tuple(a | b for a, b in more)
 
     def _selects(
         self, node: Node, contracted: Sequence[int], batch: Sequence[int]
@@ -649,7 +662,7 @@ class Axes:
         labels = self._modulated(kernel)
         if labels:
             self._results[node.id] = self._multiplied(node, [(), labels])
-            self.kernel_sums[node.id] = node
+            self.kernel_sums[node.id] = [node]
 
     def _modulated(self, node: Node) -> Labels:
         """The axes of a kernel that depends on data: masked, sampled, or updated."""
@@ -914,15 +927,15 @@ class Axes:
     def _reduce(self, node: Node) -> None:
         source, axes = node.operands[0], node.params["axes"]
         if source.id in self._pending:
-            labels, product = self._pending[source.id]
-            if self._mixes(node, source, labels, axes):
+            terms = self._pending[source.id]
+            if len(terms) == 1 and self._mixes(node, source, terms[0][0], axes):
                 del self._pending[source.id]
                 return
             self._settle(source, axes)
-            if any(labels[a] for a in axes):
-                self.kernel_sums[node.id] = product
-                self._results[node.id] = self._moved(node, [labels])
-            return
+            for labels, product, _ in terms:
+                if any(labels[a] for a in axes):
+                    self.kernel_sums.setdefault(node.id, []).append(product)
+                    self._add_results(node, self._moved(node, [labels]))
         if node.weight:
             labels = self._of(source)
             self.labels[node.id] = self._moved(node, [labels])
@@ -934,8 +947,7 @@ class Axes:
             self._rows[node.id] = self._rows[source.id]
         found = self._results.get(source.id)
         if found is not None:
-            if any(kept := self._moved(node, [found])):
-                self._results[node.id] = kept
+            self._add_results(node, self._moved(node, [found]))
             if node.op == "reduce_sum":
                 inner = origin(source)
                 if inner.op == "mul" and all(x.data for x in inner.operands):
@@ -957,15 +969,19 @@ class Axes:
 
         What an expert computes is multiplied by a gate first.
         """
-        product = origin(node.operands[0])
-        copied = self._copied.get(product.id, NONE) & summed
-        for param, axis in copied:
-            for event in self.events[param]:
-                if event.node is product:
-                    event.uses[axis] = frozenset({Use.IN})
-        if copied:
-            self.units |= summed - copied
-            self.kernel_sums[node.id] = product
+        terms = reach(
+            [origin(node.operands[0])],
+            lambda x: map(origin, x.operands) if x.op in ("add", "sub") else (),
+        )
+        for product in terms:
+            copied = self._copied.get(product.id, NONE) & summed
+            for param, axis in copied:
+                for event in self.events[param]:
+                    if event.node is product:
+                        event.uses[axis] = frozenset({Use.IN})
+            if copied:
+                self.units |= summed - copied
+                self.kernel_sums.setdefault(node.id, []).append(product)
 
     _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
     _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce

@@ -990,14 +990,15 @@ class Branches:
     def _layers_before(self, node: Node) -> tuple[list[Node], float]:
         """The products that a value is a sum of, and the constant on the sum."""
         node, factor = self.trunk(node)
-        while self._with_weight(node) is not None:
+        known = self._axes.products
+        while node.id not in known and self._with_weight(node) is not None:
             node, more = self.trunk(next(x for x in node.operands if x.data))
             factor *= more
-        if node.op in (*PRODUCTS, "gather"):
+        if node.op in (*PRODUCTS, "gather") or node.id in known:
             return [node], factor
-        product = self._axes.kernel_sums.get(node.id)
-        if product is not None:
-            return [product], factor * self.trunk(node.operands[0])[1]
+        products = self._axes.kernel_sums.get(node.id)
+        if products is not None:
+            return products, factor * self.trunk(node.operands[0])[1]
         if node.op == "add":
             inner = [self._layers_before(x) for x in node.operands if x.value != 0]
             if all(layers and more == 1 for layers, more in inner):
@@ -1030,7 +1031,7 @@ class Branches:
                 user.op in MOVES
                 or user.op in ("scan_out", "last", SUM)
                 or (user.op == "add" and other.value == 0)
-                or self._axes.kernel_sums.get(user.id) is start
+                or start in self._axes.kernel_sums.get(user.id, ())
             ):
                 break
             node = user

@@ -82,6 +82,12 @@ class Segmented(Program):
             node.joint = node.params["dimension"]  # kernels that the model joins
         return node
 
+    def _concatenation(self, parts: list[Node], axis: int, source: Any) -> Node:
+        node = super()._concatenation(parts, axis, source)
+        if node.weight and len(parts) > 1:  # a part of a join
+            node.joint = axis
+        return node
+
     def _join(
         self, parts: list[Node], axis: int, source: Any, repeats: int = 1
     ) -> Node:
