@@ -77,6 +77,57 @@ def test_a_program_says_what_its_parameters_do(row):
     assert scales.parametrization.name.startswith(row.point)
 
 
+def halved(run, params, axis):
+    """The same model, with each matrix stored in two halves along an axis."""
+
+    def split(value):
+        apart = value.ndim > 1 and value.shape[axis] % 2 == 0
+        return tuple(jnp.split(value, 2, axis)) if apart else value
+
+    def join(value):
+        return jnp.concatenate(value, axis) if isinstance(value, tuple) else value
+
+    def call(params, *inputs):
+        is_tuple = {"is_leaf": lambda x: isinstance(x, tuple)}
+        return run(jax.tree.map(join, params, **is_tuple), *inputs)
+
+    return call, jax.tree.map(split, params)
+
+
+@pytest.mark.parametrize("axis", [-2, -1])
+@pytest.mark.parametrize(
+    "name",
+    """
+    one_expert_of_each_token bayesian_layer_with_sampled_weights fft_of_units
+    hyper_connections_of_two_streams softmax_gates_over_heads_whose_number_grows
+    branches_that_end_in_a_kernel_of_softmax_values readout_with_weight_norm
+    tied_embedding_times_the_root_of_the_width kernels_mixed_by_routers
+    diffusion_transformer_with_attention bias_added_to_the_stream_after_the_branch
+    gain_on_a_kernel_added_diagonal
+    """.split(),  # noqa: SIM905
+)
+def test_kernels_stored_in_halves_are_read_as_whole_ones(name, axis):
+    row = next(row for row in kit.ALL if row.name == name)
+    base, target, inputs, call = row.models(remedy=True) if row.asks else row.models()
+    models = (base, target), [halved(*model, axis) for model in (base, target)]
+    with jax.numpy_rank_promotion("allow"):
+        whole, halves = (
+            optim.infer_scales(*each, inputs=inputs, call=call) for each in models
+        )
+    for path, scale in halves.items():
+        known = whole[path if path in whole else path.rpartition("/")[0]]
+        assert _facts(scale) <= _facts(known), path
+    assert halves.depth == whole.depth
+
+
+def _facts(scale):
+    names = "role width_in width_out depth in_branch on_stream shared ends_branch"
+    return {
+        (round(part.carried, 6), *(getattr(part, name) for name in names.split()))
+        for part in scale.parts
+    }
+
+
 def test_a_division_by_the_width_is_no_multiplier_of_an_equal_depth():
     make = growth.linear_attention_that_is_divided_before_a_biased_kernel
     (base, _, small), (target, inputs, large) = make(8, 2), make(32, 8)

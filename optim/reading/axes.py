@@ -326,31 +326,18 @@ class Axes:
             self._carry_results(node)
             terms = self._pending[node.id] = []
             for source in dict.fromkeys(waiting):
+                k, new = node.operands.index(source), {*self._spread.get(node.id, ())}
+                new = new if node.op in ("broadcast_in_dim", "reshape") else set()
+                each: list[Labels] = [() for _ in node.operands]
                 for labels, product, spread in self._pending.pop(source.id):
-                    each = self._placed(node, source, labels)
-                    terms.append(
-                        (each, product, self._spread_over(node, source, spread))
-                    )
+                    each[k] = labels
+                    kept = (x.out for x in indices(node) if x.axes.get(k) in spread)
+                    equal = new.union(a for a in kept if a is not None)
+                    terms.append((self._moved(node, each), product, frozenset(equal)))
             return True
         for source in dict.fromkeys(waiting):
             self._settle(source)
         return False
-
-    def _placed(self, node: Node, source: Node, labels: Labels) -> Labels:
-        """Labels of one operand's axes at the places of the node's axes."""
-        return self._moved(node, [labels if x is source else () for x in node.operands])
-
-    def _spread_over(
-        self, node: Node, source: Node, spread: frozenset[int]
-    ) -> frozenset[int]:
-        """The axes of equal entries of an operand, at the places of the node's axes."""
-        marked = [
-            frozenset({(0, a)} & {(0, b) for b in spread})
-            for a in range(len(source.shape))
-        ]
-        found = {a for a, x in enumerate(self._placed(node, source, (*marked,))) if x}
-        new = node.op in ("broadcast_in_dim", "reshape")
-        return frozenset(found | (self._spread.get(node.id, NONE) if new else NONE))
 
     def _settle(self, node: Node, summed: Sequence[int] = ()) -> None:
         """Pending products meet a sum over some axes, or something else."""
@@ -704,7 +691,7 @@ class Axes:
     def is_step(self, node: Node) -> bool:
         """Whether it is a gradient of an inner optimizer, or a sum or product of some.
 
-        Gates and rates may multiply it.
+        Gates and rates may multiply it, and momentum may add it up from zero.
         """
         if node.id not in self._steps:
             data = [x for x in node.operands if x.data]
@@ -713,6 +700,10 @@ class Axes:
                 self._steps[node.id] |= any(map(self.is_step, data))
             elif node.op in ("add", "sub", *PRODUCTS, *MOVES) and data:
                 self._steps[node.id] |= all(map(self.is_step, reversed(data)))
+            elif node.op == "carry" and node.operands[0].value == 0:
+                moved = ("add", "sub", "mul", *MOVES)
+                terms = reach(data, lambda x: x.operands if x.op in moved else ())
+                self._steps[node.id] = any(x.backward for x in terms)
         return self._steps[node.id]
 
     def _is_masked(self, node: Node) -> bool:
@@ -932,8 +923,11 @@ class Axes:
                 del self._pending[source.id]
                 return
             self._settle(source, axes)
-            for labels, product, _ in terms:
+            for labels, product, spread in terms:
                 if any(labels[a] for a in axes):
+                    beside = {*range(len(labels))}.difference(axes, spread)
+                    copied = NONE.union(*(labels[a] for a in beside))
+                    self._copied[node.id] = copied | self._copied.get(node.id, NONE)
                     self.kernel_sums.setdefault(node.id, []).append(product)
                     self._add_results(node, self._moved(node, [labels]))
         if node.weight:
@@ -973,15 +967,16 @@ class Axes:
             [origin(node.operands[0])],
             lambda x: map(origin, x.operands) if x.op in ("add", "sub") else (),
         )
-        for product in terms:
-            copied = self._copied.get(product.id, NONE) & summed
+        for term in terms:
+            products = self.kernel_sums.get(term.id, [])
+            copied = self._copied.get(term.id, NONE) & summed
             for param, axis in copied:
                 for event in self.events[param]:
-                    if event.node is product:
+                    if event.node in products:
                         event.uses[axis] = frozenset({Use.IN})
             if copied:
                 self.units |= summed - copied
-                self.kernel_sums.setdefault(node.id, []).append(product)
+                self.kernel_sums.setdefault(node.id, []).extend(products)
 
     _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
     _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce

@@ -11,8 +11,18 @@ import numpy as np
 
 from .axes import Axes
 from .degrees import degree_in_parameters
-from .links import SUM
-from .program import MOVES, PRODUCTS, Node, Program, averaged, earlier, origin, reach
+from .links import SUM, index_of
+from .program import (
+    MOVES,
+    PRODUCTS,
+    Node,
+    Program,
+    averaged,
+    earlier,
+    is_scaled,
+    origin,
+    reach,
+)
 
 _NONLINEAR = frozenset(
     """
@@ -28,6 +38,8 @@ LINEAR = frozenset(
     """.split()  # noqa: SIM905
 )
 _SUMS = ("add", "scatter-add")  # the latter to some rows of a stream
+# An axis of a value, and where rows along it begin and end; None for all rows.
+Rows = tuple[()] | tuple[int, int, int] | None
 # They take a part of a value, so that a parameter holds more than this part.
 _PARTS = frozenset(["slice", "dynamic_slice", "gather"])
 
@@ -140,6 +152,7 @@ class Branches:
         adds = (x for x in program.nodes if x.op == "add" and x.shape)
         self._sums = {x.id for x in adds if x.data and x.id not in streams}
         self._leave_out_crossing()
+        self._add_of_losses()
         self._prefer_own_ends()
 
     def _add_first(self) -> None:
@@ -234,7 +247,7 @@ class Branches:
         def before(at: Node) -> list[Node]:
             if at.op in ("slice", "concatenate"):  # some tokens of a stream
                 return [self.trunk(x)[0] for x in at.operands]
-            if at.id in known or at.op not in (*_SUMS, "carry"):
+            if at.id in known or at.op not in (*_SUMS, "carry", "join", "select_n"):
                 _, *rest = self._stream(at)
                 return rest[:1]
             return [self.trunk(x)[0] for x in earlier(at) if x.data]
@@ -252,12 +265,33 @@ class Branches:
                 return node if again and passed else None
         return None
 
-    def only_for(self, end: Node, stops: Collection[int] = ()) -> frozenset[int]:
+    def _add_of_losses(self) -> None:
+        """Add to branches what else is used in no branch, but in a term of the loss.
+
+        What one layer alone is computed from so, e.g. a condition, is left out.
+        """
+        adds = [b.add for b in self.all]
+        leading = {x.id for x in reach(adds, lambda x: x.operands)}
+        beside = {x.id for x in self._program.nodes} - leading
+        stops = {x.id for x in adds}
+        more = [
+            self.only_for(b.end, stops, beside) - self.only_for(b.end, stops)
+            for b in self.all
+        ]
+        alone = {b.add.spot for b, x in zip(self.all, more, strict=True) if not x}
+        for i, b in enumerate(self.all):
+            if b.add.spot not in alone:
+                self.all[i] = dataclasses.replace(b, inside=b.inside | more[i])
+
+    def only_for(
+        self, end: Node, stops: Collection[int] = (), beside: Collection[int] = ()
+    ) -> frozenset[int]:
         """Ids of the nodes whose only use is to compute a value, with its own.
 
-        What streams are computed from, whose ids are `stops`, is left out.
+        What streams are computed from, whose ids are `stops`, is left out; uses that
+        are `beside` do not count.
         """
-        if len(self._axes.uses(end)) > 1:
+        if len({x.id for x in self._axes.uses(end)}.difference(beside)) > 1:
             return frozenset()
         kept = {end.id}
         sources = reach(
@@ -269,7 +303,7 @@ class Branches:
             ],
         )
         for node in sorted(sources, key=lambda node: -node.id):
-            if all(user.id in kept for user in self._axes.uses(node)):
+            if all(x.id in kept or x.id in beside for x in self._axes.uses(node)):
                 kept.add(node.id)
         return frozenset(kept)
 
@@ -599,7 +633,7 @@ class Branches:
             if any(at.id in past for at in self.normed(x)):
                 return None  # heads of a stream before and after a layer
         added = {*self._trunks, *(b.add.id for b in self.all)}
-        streams = [x for x in read if x is not None and x.id in added]
+        streams = [x for x in read if x is not None and self._sampled(x).id in added]
         for start in dict.fromkeys([common, *streams]):
             if start is None or start in (one, other) or start.id not in self._learned:
                 continue
@@ -618,6 +652,14 @@ class Branches:
                 if (plain or mixed) and bends[b] and later and alone:
                     return self._made(node, start, node.operands[b], sides[b])
         return None
+
+    def _sampled(self, node: Node) -> Node:
+        """The last sum that a value was resampled from, or the first value before."""
+        while node.op != "add" and node.op not in _NONLINEAR:
+            if len(data := [x for x in node.operands if x.data or x.weight]) != 1:
+                break
+            (node,) = data
+        return node
 
     def _projected_from(self, node: Node) -> Node | None:
         """What a kernel makes a value of, or the last of joined values, with a bias.
@@ -822,7 +864,7 @@ class Branches:
         if node.op in ("add", "sub"):
             operands = [x for x in node.operands if x.data or x.weight]
             if any(x.value != 0 for x in node.operands if x not in operands):
-                return [self._offset(node)]
+                return self._offset(node)
         elif node.op in _PARTS or (node.op == "carry" and node.weight):
             operands = node.operands[:1]
         elif node.op == "scatter-add":
@@ -846,10 +888,13 @@ class Branches:
             raise Failure(node)
         return found
 
-    def _offset(self, node: Node) -> End:
-        """The parameter of a sum of it, which may be multiplied, and a number."""
+    def _offset(self, node: Node) -> list[End]:
+        """The parameter, or its parts, in a sum of it and a number.
+
+        Numbers may multiply it.
+        """
         number, weight = sorted(node.operands, key=lambda x: x.weight)
-        moved = (*MOVES, *_PARTS, "param")
+        moved = (*MOVES, *_PARTS, "concatenate", "param")
         alone = all(
             x.op in moved
             or (x.op in ("mul", "add") and any(y.value is not None for y in x.operands))
@@ -857,11 +902,11 @@ class Branches:
         )
         if node.op != "add" or not alone or number.value is None:
             raise Failure(node)
-        found = self.ends(weight)
-        if len(found) != 1:
-            raise Failure(node)
-        end = found[0]
-        return dataclasses.replace(end, offset=end.offset + number.value / end.factor)
+        value = number.value
+        return [
+            dataclasses.replace(e, offset=e.offset + value / e.factor)
+            for e in self.ends(weight)
+        ]
 
     def _used(self, weight: Node, node: Node, factor: float = 1.0) -> list[End]:
         """The parameters that scale an operation by a function of them."""
@@ -1035,6 +1080,12 @@ class Branches:
             ):
                 break
             node = user
+        if len(users) > 1:  # it is repeated, too, before the constant
+            each = [self._axes.uses(x) if x.op in MOVES else [x] for x in users]
+            found = {
+                x.operands[1].value if is_scaled(x) else 1 for y in each for x in y
+            }
+            factor *= (found.pop() or 1) if len(found) == 1 else 1
         return factor
 
     def is_mean(self, node: Node) -> bool:
@@ -1203,25 +1254,56 @@ class Branches:
             None,
         )
 
-    def feeding(self, node: Node, chosen: Iterable[Branch]) -> list[Branch] | None:
-        """The branches through which a node outside of all reaches the outputs.
+    def feeding(
+        self, node: Node, param: int, chosen: Iterable[Branch]
+    ) -> list[Branch] | None:
+        """The branches through which a parameter that a node uses reaches the outputs.
 
-        None if it reaches them without a branch.
+        None if it reaches them without a branch. Rows that it is joined to, e.g. as a
+        prompt to tokens, do not reach what only other rows are taken for.
         """
         ends = {(b.add.id, b.end.id): b for b in chosen}
         found: dict[int, Branch] = {}
-
-        def users(at: Node) -> Iterator[Node]:
-            for user in self._axes.uses(at):
-                branch = ends.get((user.id, at.id))
+        rows = None
+        if node.op == "concatenate":
+            at = next(x for x in node.operands if param in self._axes.depends(x))
+            axis = node.params["dimension"]
+            rows = _rows_after(node, at, (axis, 0, at.shape[axis]))
+        stack = [(node, rows)]
+        seen = {*stack}
+        while stack:
+            node, rows = stack.pop()
+            if node.id in self._outputs:
+                return None
+            for user in self._axes.uses(node):
+                branch = ends.get((user.id, node.id))
                 if branch is not None:
                     found[user.id] = branch
                 elif not user.backward:  # repeats the forward pass
-                    yield user
-
-        if any(at.id in self._outputs for at in reach([node], users)):
-            return None
+                    after = user, _rows_after(user, node, rows)
+                    if after[1] != () and after not in seen:
+                        seen.add(after)
+                        stack.append(after)
         return list(found.values())
+
+
+def _rows_after(user: Node, node: Node, rows: Rows) -> Rows:
+    """Where rows of a value are in what is computed from it; () if nowhere."""
+    if not rows:
+        return rows
+    axis, start, stop = rows
+    if user.op == "slice":
+        first, last = (user.params[x][axis] for x in ("start_indices", "limit_indices"))
+        start, stop = max(start, first), min(stop, last)
+        return (axis, start - first, stop - first) if start < stop else ()
+    k = user.operands.index(node)
+    if user.op == "concatenate" and user.params["dimension"] == axis:
+        before = sum(x.shape[axis] for x in user.operands[:k])
+        return axis, start + before, stop + before
+    index = index_of(user, k, axis)
+    if index is None or index.out is None or index.mixed:
+        return None
+    return index.out, start, stop
 
 
 def place(branch: Branch) -> int:

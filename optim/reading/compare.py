@@ -1,5 +1,6 @@
 """Compare the programs of base and target: roles, depth, branches and constants."""
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -172,10 +173,11 @@ class _Model:
         return {name: (runs[name], layers[name]) for name in runs}
 
     def outside(self, branches: list[Branch]) -> dict[str, tuple[int, int]]:
-        """How often parameters act on streams themselves, and their layers, by name.
+        """In how many layers parameters act on streams, and how many they hold.
 
         Some of that name act before a branch; a readout of each layer does not.
         """
+        adds = sorted(b.add.id for b in branches)
         ends = {b.add.id: b.end for b in branches}
 
         def earlier(x: Node) -> list[Node]:
@@ -184,14 +186,17 @@ class _Model:
         ahead = reach([x for b in branches for x in earlier(b.add)], earlier)
         inside = set().union(*(b.inside for b in branches)) - self.on_streams(branches)
         before = {x.id for x in ahead} - inside
-        acts, layers, early = Counter[str](), Counter[str](), set[str]()
+        acts: dict[str, dict[tuple[int, int], int]] = {}
+        layers, early = Counter[str](), set[str]()
         for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
-            runs = {e.node.id: e.node.runs for e in events if e.is_use}
+            used = [e.node for e in events if e.is_use and e.node.id not in inside]
             name = self.opened(path)
-            acts[name] += sum(runs.values())
+            # Each layer once, between the same additions.
+            places = {(bisect.bisect(adds, x.id), x.loop): x.runs for x in used}
+            acts.setdefault(name, {}).update(places)
             layers[name] += self.copies(path)
-            early |= {name} if runs.keys() & before else set()
-        return {name: (acts[name], layers[name]) for name in early}
+            early |= {name for x in used if x.id in before}
+        return {name: (sum(acts[name].values()), layers[name]) for name in early}
 
     def on_streams(self, branches: list[Branch]) -> set[int]:
         """Ids of what leads from one addition to a stream to the next, e.g. of norms.
@@ -739,13 +744,12 @@ class Comparison:
                 continue
             uses, layers = now[0] / then[0], now[1] / then[1]
             is_shared = alike(layers, 1)  # one for all layers
-            more = uses if is_shared else layers
             if path in inside:
                 if is_shared and not alike(uses, 1):
                     self._shared[path] = inside[path]
-            elif any(alike(more, m) for m in depths):
-                self._on_stream[path] = more
-                self._shared[path] = more if is_shared else 1.0
+            elif any(alike(uses, m) for m in depths):
+                self._on_stream[path] = uses
+                self._shared[path] = uses if is_shared else 1.0
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:
         """The depth ratio of the branches that a parameter is in."""
@@ -774,8 +778,9 @@ class Comparison:
         """The branches through which alone a parameter acts; how many of each copy."""
         events = [e for e in model.events(path) if not e.node.backward]
         fed: dict[int, Branch] = {}
-        for event in events:
-            found = model.branches.feeding(event.node, branches)
+        param = model.reading.path_of.index(path)
+        for node in (e.node for e in events if e.is_use):
+            found = model.branches.feeding(node, param, branches)
             if found is None:
                 return None
             fed |= {b.add.id: b for b in found}

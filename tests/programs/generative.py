@@ -292,10 +292,41 @@ def conditioned_unet_of_residual_blocks(n, L):
         for w in p["down"]:
             h = h + block(w, h, c)
             skips.append(h)
-        h = h + block(p["mid"], h, c)
+        h = h.reshape(2, 3, 2, n).mean(2)  # a lower level
+        h = jax.image.resize(h + block(p["mid"], h, c), (2, 6, n), "linear")
         for w in p["up"]:
             both = jnp.concatenate([h, skips.pop()], -1)
             h = both @ w["short"] + block(w, both, c)
         return norm(h) @ p["out"]
 
     return p, (floats(2, 6, 7), floats(2, 5)), call
+
+
+# VDVAE: what computes the latents of a layer also meets the prior's in the loss.
+@program(
+    {
+        **{"in": "I", "start": "V", "out": "O"},
+        **{r"e/\d/u": "Hb", r"e/\d/d": "He", r"d/\d/q": "Ob", r"d/\d/p": "O"},
+        **{r"d/\d/z": "Ie", r"d/\d/u": "Hb", r"d/\d/d": "He"},
+    },
+    deep=True,
+)
+def top_down_layers_whose_latents_are_in_the_loss(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 5)}, start=(4, n))
+    p |= {"e": layers(L, u=(n, n), d=(n, n))}
+    p |= {"d": layers(L, q=(2 * n, 4), p=(n, 4), z=(2, n), u=(n, n), d=(n, n))}
+
+    def call(p, x, noise):
+        x, h, loss = x @ p["in"], jnp.broadcast_to(p["start"], (2, 4, n)), 0.0
+        for w in p["e"]:
+            x = x + jax.nn.gelu(x @ w["u"]) @ w["d"]
+        for w in p["d"]:
+            mean, scale = jnp.split(jnp.concatenate([h, x], -1) @ w["q"], 2, -1)
+            prior, width = jnp.split(jax.nn.gelu(h) @ w["p"], 2, -1)
+            far = jnp.exp(2 * scale) + (mean - prior) ** 2
+            loss += (width - scale + far / jnp.exp(2 * width) / 2).mean()
+            h = h + (mean + jnp.exp(scale) * noise) @ w["z"]
+            h = h + jax.nn.gelu(h @ w["u"]) @ w["d"]
+        return h @ p["out"], loss
+
+    return p, (floats(2, 4, 5), floats(2, 4, 2)), call

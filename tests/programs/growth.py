@@ -199,6 +199,25 @@ def early_exit_by_cond_on_the_layer_number(n, L):
     return p, (*S, tokens()), call
 
 
+@program({**ENDS, "b/u": "Hb", "b/d": "He", "b/bias": "Ve"}, deep=True)
+def layers_with_biases_that_cond_leaves_out_of_a_scan(n, L):
+    p = zeros(**ends(n), b=dict(u=(L, n, n), d=(L, n, n), bias=(L, n)))
+
+    def call(p, x, seed):
+        def layer(w, x):
+            return x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"] + w["bias"]
+
+        def step(x, each):
+            w, key = each
+            keep = jax.random.bernoulli(key, 0.9)
+            return lax.cond(keep, lambda: layer(w, x), lambda: x), None
+
+        keys = jax.random.split(jax.random.key(seed), L)
+        return lax.scan(step, x @ p["in"], (p["b"], keys))[0] @ p["out"]
+
+    return p, (*S, tokens()), call
+
+
 @program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/h": "O"}, deep=True)
 def deep_supervision_with_a_head_after_each_layer(n, L):
     p = zeros(**ends(n)) | {"b": layers(L, u=(n, n), d=(n, n), h=(n, 3))}
@@ -275,6 +294,25 @@ def prompts_added_to_the_first_tokens_in_each_layer(n, L):
             x = x.at[:, :2].add(w["p"])
             x = x + jax.nn.relu(x @ w["u"]) @ w["d"]
         return x @ p["out"]
+
+    return p, S, call
+
+
+# VPT-deep: a layer's prompts act through its branches alone.
+@program({**ENDS, "b/p": "Vb", "b/[qkvu]": "Hb", "b/(o|d)": "He"}, deep=True)
+def prompts_set_anew_in_each_layer(n, L):
+    p = zeros(**ends(n), b=dict.fromkeys("qkvoud", (L, n, n)) | {"p": (L, 2, n)})
+
+    def layer(x, w):
+        prompts = jnp.broadcast_to(w["p"], (len(x), 2, n))
+        x = jnp.concatenate([prompts, x], 1)
+        q, k, v = (norm(x) @ w[c] for c in "qkv")
+        x = x + jax.nn.softmax(q @ k.mT / n) @ v @ w["o"]
+        return (x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"])[:, 2:], None
+
+    def call(p, x):
+        x, _ = lax.scan(layer, x @ p["in"], p["b"])
+        return norm(x).mean(1) @ p["out"]
 
     return p, S, call
 

@@ -1,6 +1,7 @@
 """Kernels, tables and constants in unusual places, from real code bases."""
 
 import functools
+import itertools
 
 import equinox as eqx
 import jax
@@ -691,5 +692,33 @@ def kernels_mixed_from_rows_of_all_their_entries_before_a_norm(n, remedy=False):
         x = jnp.tanh(x @ p["in"])
         kernel = jnp.tensordot(jax.nn.sigmoid(x @ p["r"]), p["w"], 1).reshape(-1, n, n)
         return jax.nn.relu(norm(jnp.einsum("bi,bio->bo", x, kernel))) @ p["out"]
+
+    return p, X, call
+
+
+# A Kolmogorov-Arnold network: the sum over inputs is of two kernels' results.
+@program({"0/[cb]": "I", "1/[cb]": "H", "2/[cb]": "O"})
+def sums_of_two_functions_on_each_edge(n):
+    sizes = itertools.pairwise([3, n, n, 2])
+    p = {str(i): zeros(c=(a, b, 6), b=(a, b)) for i, (a, b) in enumerate(sizes)}
+
+    def call(p, x):
+        for w in p.values():
+            bumps = jnp.exp(-((x[..., None] - jnp.linspace(-2, 2, 6)) ** 2))
+            edges = jnp.einsum("big,iog->bio", bumps, w["c"])
+            x = (jax.nn.silu(x)[..., None] * w["b"] + edges).sum(1)
+        return x
+
+    return p, (floats(4, 3),), call
+
+
+@program({"in": "I", "w|v": "H", "out": "O"}, carries={"w": 4.0})
+def results_that_are_divided_and_also_repeated(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), v=(n, n))
+
+    def call(p, x):
+        z = features(p, x) @ p["w"] / n
+        bumps = jnp.exp(-((z[..., None] - jnp.linspace(-2, 2, 6)) ** 2))
+        return jnp.tanh(jax.nn.silu(z) @ p["v"] + bumps.mean(-1)) @ p["out"]
 
     return p, X, call

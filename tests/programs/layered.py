@@ -132,7 +132,7 @@ def denseformer(n, L, weights, mean):
     return p | {"b": layers(L, u=(n, n), d=(n, n))}, T, call
 
 
-DENSE = {**ENDS, r"a(/\d)?": "F", r"b/\d/u": "Hb", r"b/\d/d": "He"}
+DENSE = {**ENDS, r"a(/\d)?": "Fm", r"b/\d/u": "Hb", r"b/\d/d": "He"}
 
 
 @program(DENSE, deep=True)
@@ -151,12 +151,38 @@ def denseformer_with_a_matrix_of_weights(n, L):
     )
 
 
-@program(DENSE | {r"a(/\d)?": "Fm"}, deep=True)
+@program(DENSE, deep=True)
 def denseformer_that_stacks_its_layers(n, L):
     weights = [jnp.zeros(i + 2) for i in range(L)]
     return denseformer(
         n, L, weights, lambda a, every: jnp.einsum("l,lbtn->btn", a, jnp.stack(every))
     )
+
+
+# Titans: a memory of two layers, with momentum and forgetting, learns at test time.
+@program({"in": "I", "out": "O", "q|k|v|m/(0|1)": "H", "rate|keep|forget": "O"})
+def inner_optimizer_with_momentum(n):
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, **dict.fromkeys("qkv", (n, n)))
+    p |= zeros(rate=(n, 1), keep=(n, 1), forget=(n, 1)) | {"m": [jnp.zeros((n, n))] * 2}
+
+    def read(m, k):
+        return jax.nn.silu(k @ m[0]) @ m[1]
+
+    def step(state, now):
+        (memory, momentum), (q, k, v, rate, keep, forget) = state, now
+        loss = jax.grad(lambda m: jnp.mean((read(m, k) - v) ** 2))(memory)
+        momentum = jax.tree.map(lambda s, g: keep * s - rate * g, momentum, loss)
+        memory = jax.tree.map(lambda m, s: (1 - forget) * m + s, memory, momentum)
+        return (memory, momentum), read(memory, q)
+
+    def one(p, x):
+        x = p["in"][x]
+        q, k, v = (norm(x @ p[c]) for c in "qkv")
+        gates = (jax.nn.sigmoid(x @ p[c]) for c in ("rate", "keep", "forget"))
+        start = p["m"], jax.tree.map(jnp.zeros_like, p["m"])
+        return lax.scan(step, start, (q, k, v, *gates))[1] @ p["out"]
+
+    return p, T, lambda p, x: jax.vmap(lambda x: one(p, x))(x)
 
 
 @program({"in": "I", "out": "O", "q|k|v|o|w": "H"})
