@@ -351,7 +351,11 @@ class Program:
         if name == "stack":
             return [self._stacked(equation, operands)]
         if name == "concatenate":
-            operands = [*_flat(operands, params["dimension"])]
+            parts = [*_flat(operands, params["dimension"])]
+            # `jnp.pad` joins parts without entries.
+            operands = [x for x in parts if 0 not in x.shape] or parts[:1]
+            if len(operands) == 1:
+                return operands
         if name == "reshape" and params.get("dimensions") is not None:
             operands = [self._transposed(equation, operands[0])]
         if name == "dynamic_slice":

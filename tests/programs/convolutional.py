@@ -449,3 +449,19 @@ def channels_that_are_multiplied_by_their_shares(n):
         return jax.nn.relu(conv(x, p["w"]) + x @ kernel).mean((1, 2)) @ p["out"]
 
     return p, IMAGE, call
+
+
+# `jnp.pad` joins parts without entries along the units, too.
+@program({"in": "I", "u|d": "H", "out": "O"})
+def moving_means_of_a_series_that_is_continued_at_its_ends(n):
+    p = zeros(**{"in": (3, n), "out": (n, 3)}, u=(n, n), d=(n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        for name, mode in {"u": "edge", "d": "reflect"}.items():
+            long = jnp.pad(x, ((0, 0), (2, 2), (0, 0)), mode=mode)
+            mean = sum(long[:, i : i + 6] for i in range(5)) / 5
+            x = jax.nn.gelu((x - mean) @ p[name])
+        return x @ p["out"]
+
+    return p, (floats(2, 6, 3),), call
