@@ -140,6 +140,7 @@ class _Model:
 
     def _inside(self, branch: Branch) -> Iterator[str]:
         skip = {branch.add.id} if branch.trunk.weight else set()
+        skip |= {branch.trunk.id} if branch.trunk.op == "concatenate" else set()
         for i, path in enumerate(self.reading.path_of):
             # What a kernel made, or rows that were looked up, is not used again by what
             # it meets.

@@ -146,7 +146,7 @@ def hash_grid_radiance_field(n):
         r"h/\d/w": "H",
         r"h/\d/b": "V",
         "mod/in": "I",
-        "mod/(0|1)": "H",
+        "mod/(0|1)": "H|I",
         "out": "O",
     }
 )

@@ -699,3 +699,24 @@ def cosines_of_keys_with_a_memory_that_is_written(n):
         return jax.lax.scan(step, start, x.swapaxes(0, 1))[1]
 
     return p, (floats(2, 6, 5),), call
+
+
+# Graphs mix what is joined before a kernel sums over it.
+@program({"g|c": "H|I", "out": "O"})
+def diffusion_convolutional_gru(n):
+    p = zeros(g=(2 * (2 + n), 2 * n), c=(2 * (2 + n), n), out=(n, 1))
+
+    def call(p, x, graph):
+        def diffuse(w, *parts):
+            x = jnp.concatenate(parts, -1)
+            mixed = jnp.einsum("vw,bwi->bvi", graph, x)
+            return jnp.concatenate([x, mixed], -1) @ w
+
+        def step(h, x):
+            r, u = jnp.split(jax.nn.sigmoid(diffuse(p["g"], x, h)), 2, -1)
+            c = jnp.tanh(diffuse(p["c"], x, r * h))
+            return u * h + (1 - u) * c, None
+
+        return lax.scan(step, jnp.zeros((2, 5, n)), x)[0] @ p["out"]
+
+    return p, (floats(6, 2, 5, 2), floats(5, 5)), call

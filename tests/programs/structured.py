@@ -447,3 +447,19 @@ def a_gain_between_blocks_of_heads_and_the_readout(n):
         return norm(h) * p["g"] @ p["out"]
 
     return p, (floats(2, 6, 5),), call
+
+
+# The stream of the first branch starts with the table itself.
+@program({"in": "I", "out": "O", "place": "V", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)  # fmt: skip
+def embeddings_of_places_that_are_joined_to_features(n, L):
+    p = zeros(**{"in": (5, n), "out": (2 * n, 3)}, place=(6, n))
+    p |= {"b": layers(L, u=(2 * n, n), d=(n, 2 * n))}
+
+    def call(p, x):
+        place = jnp.broadcast_to(p["place"], (len(x), 6, n))
+        x = jnp.concatenate([x @ p["in"], place], -1)
+        for w in p["b"]:
+            x = x + jax.nn.relu(x @ w["u"]) @ w["d"]
+        return x @ p["out"]
+
+    return p, (floats(2, 6, 5),), call
