@@ -442,7 +442,7 @@ class _Finder:
         return self._joints[key]
 
     def _find_joined(self, node: Node, axis: int) -> Iterable[int]:
-        if node.op in ("carry", *PRODUCTS) or not node.data:
+        if node.op == "carry" or not node.data:
             return ()
         if node.op == "concatenate":
             found: set[int] = set()

@@ -401,9 +401,9 @@ def number_of_latents_grows(n):
 @program(
     {
         **ENDS,
-        r"b/\d/proj": "Hb",
-        r"b/\d/conv": "Ib",
-        r"b/\d/cb": "Vb",
+        r"b/\d/proj": "H|Ob",
+        r"b/\d/conv": "I|Fb",
+        r"b/\d/cb": "V|Fb",
         r"b/\d/(A|D|dtb)": "Vb",
         r"b/\d/o": "He",
     },

@@ -243,7 +243,7 @@ def mesh_graph_network_with_residual_edges(n, L):
 @program(
     {
         "node": "I",
-        r"b/\d/e1": "H",
+        r"b/\d/e1": "H|I",
         r"b/\d/e2": "H",
         r"b/\d/n1": "Hb",
         r"b/\d/n2": "He",
@@ -286,7 +286,7 @@ def egnn_with_coordinates(n):
     return p, (floats(6, 5), floats(6, 3), tokens(9), tokens(9)), call
 
 
-@program({r"e/\d": "I", "bot/0": "I", "bot/1": "H", "top/0": "H", "top/1": "O"})
+@program({r"e/\d": "I", "bot/0": "I", "bot/1": "H", "top/0": "H|I", "top/1": "O"})
 def dlrm_with_embeddings_that_grow_and_dot_interactions(n):
     p = {
         "e": [jnp.zeros((9, n)) for _ in range(3)],

@@ -171,7 +171,7 @@ def one_array_sliced_into_layers(n):
     return p, X, call
 
 
-@program({**ENDS, "w": "H", "b": "V"})
+@program({**ENDS, "w": "H|V", "b": "V"})
 def biases_as_rows_of_the_kernel(n):
     """A column of ones: the bias is the last row of the kernel (old style)."""
     p = zeros(**ends(n), w=(n + 1, n))
