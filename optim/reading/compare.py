@@ -190,7 +190,7 @@ class _Model:
         acts: dict[str, dict[tuple[int, int], int]] = {}
         layers, early = Counter[str](), set[str]()
         for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
-            used = [e.node for e in events if e.is_use and e.node.id not in inside]
+            used = [e.node for e in events if e.is_use]
             name = self.opened(path)
             # Each layer once, between the same additions.
             places = {(bisect.bisect(adds, x.id), x.loop): x.runs for x in used}
