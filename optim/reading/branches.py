@@ -7,22 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 
-import numpy as np
-
 from .axes import Axes
-from .degrees import degree_in_parameters
+from .factors import PARTS, End, Factors, Failure
 from .links import SUM, index_of
-from .program import (
-    MOVES,
-    PRODUCTS,
-    Node,
-    Program,
-    averaged,
-    earlier,
-    is_scaled,
-    origin,
-    reach,
-)
+from .program import MOVES, PRODUCTS, Node, Program, earlier, origin, reach
 
 _NONLINEAR = frozenset(
     """
@@ -30,53 +18,9 @@ _NONLINEAR = frozenset(
     min pow round sign sin sqrt tanh
     """.split()  # noqa: SIM905
 )
-# Linear in their data operands, besides `MOVES`.
-LINEAR = frozenset(
-    """
-    all_gather complex concatenate conj cumsum fft imag join last neg pad psum real
-    reduce_sum reduce_window_sum rev scan_in scan_out sum
-    """.split()  # noqa: SIM905
-)
 _SUMS = ("add", "scatter-add")  # the latter to some rows of a stream
 # An axis of a value, and where rows along it begin and end; None for all rows.
 Rows = tuple[()] | tuple[int, int, int] | None
-# They take a part of a value, so that a parameter holds more than this part.
-_PARTS = frozenset(["slice", "dynamic_slice", "gather"])
-
-
-@dataclasses.dataclass(frozen=True)
-class End:
-    """A parameter in which a value is linear.
-
-    Attributes:
-      param: index of the parameter.
-      factor: the constant between the parameter and the value.
-      node: the operation on the parameter.
-      array: the root mean square of arrays of unequal constants beside it.
-      unit: the root of 1 / n for each division by the root of a sum of n squares.
-      offset: what is added to the parameter before it is used, e.g. 1 in x (1 + w).
-        Then the value is linear in their sum.
-    """
-
-    param: int
-    factor: float
-    node: Node
-    unit: float = 1.0
-    array: float = 1.0
-    offset: float = 0.0
-
-    @property
-    def is_kernel(self) -> bool:
-        """Whether it multiplies the value, as kernels and gains do; a bias is added."""
-        return self.node.op not in ("add", "sub")
-
-
-class Failure(Exception):
-    """A value is not linear in any parameter; `node` is the reason."""
-
-    def __init__(self, node: Node):
-        super().__init__(node.op)
-        self.node = node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +64,7 @@ class Branches:
     """Finds the residual branches of a program.
 
     Attributes:
+      factors: of the program's values.
       all: the branches, in the order of the program.
       around: additions of what branches added to another stream, e.g. y + g (h - x) for
         h = x + f(x).
@@ -127,13 +72,11 @@ class Branches:
 
     def __init__(self, program: Program, axes: Axes):
         self._program, self._axes = program, axes
+        self.factors = Factors(program, axes)
         self._dominator: dict[int, Node | None] = {}
         self._depth: dict[int, int] = {}
         self._dominate()
         self._trunks: dict[int, Node] = {}
-        self._known: dict[int, list[End] | Node] = {}
-        self._sums: set[int] = set()
-        self._shared: frozenset[int] = frozenset()
         self._outputs = {x.id for x in program.outputs.values()}
         self._learned: set[int] = set()  # all but functions of inputs alone
         for node in program.nodes:
@@ -150,7 +93,7 @@ class Branches:
         self._add_repeated()
         streams = {b.add.id for b in (*self.all, *self.around)}
         adds = (x for x in program.nodes if x.op == "add" and x.shape)
-        self._sums = {x.id for x in adds if x.data and x.id not in streams}
+        self.factors.sums = {x.id for x in adds if x.data and x.id not in streams}
         self._leave_out_crossing()
         self._add_of_losses()
         self._prefer_own_ends()
@@ -177,7 +120,7 @@ class Branches:
                 moved = reach([skip], lambda x: x.operands if x.op in MOVES else ())
                 users = max(len(self._axes.uses(x)) for x in moved)
                 is_stream = skip.data or users > 1  # no bias
-                is_inner = self.trunk(skip)[0].id in branch.inside
+                is_inner = self.factors.trunk(skip)[0].id in branch.inside
                 if is_stream and not is_inner and self._kernels(inside):
                     known.add(first.id)
                     made = self._made(first, skip, end, inside)
@@ -188,7 +131,7 @@ class Branches:
         """What a value is computed from, up to a sum or a kernel."""
 
         def before(at: Node) -> list[Node]:
-            is_sum = at.op in _SUMS and self._with_weight(at) is None
+            is_sum = at.op in _SUMS and self.factors.with_weight(at) is None
             return [] if is_sum or self._kernels([at.id]) else earlier(at)
 
         return reach([node], before)
@@ -205,8 +148,8 @@ class Branches:
         biases = Counter(
             node.spot
             for node in self._program.nodes
-            if node.op == "add" and self._with_weight(node) is not None
-            if any(self.trunk(x)[0].id in known for x in node.operands)
+            if node.op == "add" and self.factors.with_weight(node) is not None
+            if any(self.factors.trunk(x)[0].id in known for x in node.operands)
         )
         found: dict[int, tuple[Node, Node, Node]] = {}
         for node in self._program.nodes:
@@ -214,7 +157,7 @@ class Branches:
             if not added or not node.line or node.id in known or node.spot in spots:
                 continue
             for skip, end in sorted(
-                _summands(node), key=lambda pair: -self.trunk(pair[0])[1]
+                _summands(node), key=lambda pair: -self.factors.trunk(pair[0])[1]
             ):
                 if not (end.data or end.weight) or self._is_skip(node, end, skip):
                     continue
@@ -227,13 +170,13 @@ class Branches:
                     found[node.id] = node, skip, end
                     break  # of two streams, the larger
         for add, skip, end in found.values():
-            trunk, _ = self.trunk(skip)
+            trunk, _ = self.factors.trunk(skip)
             inside = frozenset({add.id})
             if end.data:
                 inside = self.only_for(end, known)
             made = self._made(add, trunk, end, inside)
-            weight = self._with_weight(trunk)
-            mixes = weight and made and self._depends(weight, made.ends)
+            weight = self.factors.with_weight(trunk)
+            mixes = weight and made and self.factors.depends(weight, made.ends)
             self.all += [made] if made and not mixes else []
         self.all.sort(key=place)
 
@@ -246,20 +189,20 @@ class Branches:
 
         def before(at: Node) -> list[Node]:
             if at.op in ("slice", "concatenate"):  # some tokens of a stream
-                return [self.trunk(x)[0] for x in at.operands]
+                return [self.factors.trunk(x)[0] for x in at.operands]
             if at.id in known or at.op not in (*_SUMS, "carry", "join", "select_n"):
                 _, *rest = self._stream(at)
                 return rest[:1]
-            return [self.trunk(x)[0] for x in earlier(at) if x.data]
+            return [self.factors.trunk(x)[0] for x in earlier(at) if x.data]
 
-        stream = list(reach([self.trunk(skip)[0]], before))
+        stream = list(reach([self.factors.trunk(skip)[0]], before))
         for at in stream:
             if at.op == node.op and at.spot == node.spot:
                 passed = any(at.id < x.id and x.id in known for x in stream)
                 return at if passed else None
         for at in stream:
             if at.op == "carry" and at.loop == node.loop:
-                after = list(reach([self.trunk(at.operands[1])[0]], before))
+                after = list(reach([self.factors.trunk(at.operands[1])[0]], before))
                 again = any(x is node for x in after)
                 passed = any(x.id in known for x in (*stream, *after))
                 return node if again and passed else None
@@ -344,23 +287,10 @@ class Branches:
                 for e in b.ends
                 if e.node.runs < b.add.runs or self.escapes(e.node, stop) is not None
             ]
-            with self._apart_from(shared), contextlib.suppress(Failure):
-                ends = tuple(self.ends(b.end)) if shared else ()
+            with self.factors.apart_from(shared), contextlib.suppress(Failure):
+                ends = tuple(self.factors.ends(b.end)) if shared else ()
                 if ends and not any(self.escapes(e.node, stop) for e in ends):
                     self.all[i] = dataclasses.replace(b, ends=ends)
-
-    @contextlib.contextmanager
-    def _apart_from(self, params: Iterable[int]) -> Iterator[None]:
-        """Find other ends than some parameters."""
-        known, shared = self._known, self._shared
-        self._known, self._shared = {}, shared.union(params)
-        try:
-            yield
-        finally:
-            self._known, self._shared = known, shared
-
-    def _is_shared(self, ends: Iterable[End]) -> bool:
-        return any(end.param in self._shared for end in ends)
 
     def _dominate(self) -> None:
         """Find each data node's immediate dominator, seen from the inputs."""
@@ -384,38 +314,6 @@ class Branches:
                 other = self._dominator[other.id]
         return one if one is other else None
 
-    def leads(self, start: Node, end: Node) -> bool:
-        """Whether `end` is computed from `start`."""
-        return start is end or bool(self.between(start, end))
-
-    def between(self, start: Node, end: Node) -> frozenset[int]:
-        """Ids of the nodes that lead from `start` to `end`, with `end`."""
-        if end.id <= start.id or not end.data:
-            return frozenset()
-        reached, around = {start.id}, {0, *self._program.around(start.loop)}
-
-        def is_state(node: Node) -> bool:
-            """Whether it is also computed in the step before, within the branch."""
-            inner = node.op == "carry" and node.loop not in around
-            return inner and self._program.is_over_data(node.loop)
-
-        def before(node: Node) -> list[Node]:
-            return node.operands if is_state(node) else earlier(node)
-
-        sources = reach(
-            [end], lambda x: [y for y in before(x) if y.data and y.id > start.id]
-        )
-        nodes, size = sorted(sources, key=lambda node: node.id), 0
-        while size < len(reached):
-            size = len(reached)
-            for node in nodes:
-                if any(x.id in reached for x in before(node)):
-                    reached.add(node.id)
-            if not any(map(is_state, nodes)):
-                break
-        reached.discard(start.id)
-        return frozenset(reached) if end.id in reached else frozenset()
-
     def _branch(self, node: Node) -> Branch | None:
         if node.backward or node.op not in (*_SUMS, "sub"):
             return None  # or a sum of gradients
@@ -426,11 +324,11 @@ class Branches:
         is_sum, pairs = node.op == "add", _summands(node)
         for skip, end in pairs:
             if self._is_skip(node, end, skip):  # of a U-Net, for example
-                self._trunks[node.id] = self.trunk(skip)[0]
+                self._trunks[node.id] = self.factors.trunk(skip)[0]
                 return None
             before = self._before_gain(end)
             if before is not None:  # branches were added to another stream before
-                inside = self.between(before, end)
+                inside = self._program.between(before, end)
                 self.around.append(
                     Branch(node, before, end, inside, 1, (), None, 1.0, 0)
                 )
@@ -441,7 +339,7 @@ class Branches:
             ):
                 continue
             for start, trunk, factor in self._starts(node, skip, end):
-                inside = self.between(start, end)
+                inside = self._program.between(start, end)
                 if start is not trunk and trunk.id in inside:
                     break  # it reads what was added since
                 if inside and not self._kernels(inside):
@@ -464,12 +362,12 @@ class Branches:
     def _carried(self, node: Node, pairs: Sequence[tuple[Node, Node]]) -> Branch | None:
         """x + f(y), where the sum is the next x of a loop whose layers read x too."""
         for skip, end in pairs:
-            trunk, factor = self.trunk(skip)
+            trunk, factor = self.factors.trunk(skip)
             if not self._comes_back(trunk, node):
                 continue
             read = {x.id for at in (trunk, node) for x in self._axes.uses(at)}
             start = self._common(skip, end)
-            inside = frozenset() if start is None else self.between(start, end)
+            inside = frozenset() if start is None else self._program.between(start, end)
             inside = frozenset(
                 i for i in inside if self._program.nodes[i].loop == trunk.loop
             )
@@ -482,31 +380,33 @@ class Branches:
         seen: set[int] = set()
         while carry.op == "carry" and carry.id not in seen:
             seen.add(carry.id)
-            carry, _ = self.trunk(carry.operands[1])
+            carry, _ = self.factors.trunk(carry.operands[1])
         return bool(seen) and carry is node
 
     def _starts(
         self, add: Node, skip: Node, end: Node
     ) -> Iterable[tuple[Node, Node, float]]:
         """Where the branch may start: (node, stream, the constant of the stream)."""
-        trunk, factor = self.trunk(skip)
+        trunk, factor = self.factors.trunk(skip)
         at, constant = skip, 1.0
         while at is not trunk:  # the branch may read the stream after its constant
             if at.op == "mul":
                 yield at, trunk, constant
-            at, constant = self._inner_step(at, constant)
+            at, constant = self.factors.inner_step(at, constant)
         starts = *self._same_stream(trunk), *self._gated(trunk, end)
         for start in (*starts, *self._copied(trunk)):
             yield start, trunk, factor
         # Or before a bias, or a learned gain if it is that of a stream: g x + f(x).
-        if trunk.op == "add" and self._with_weight(trunk) is not None:
-            before, _ = self.trunk(next(x for x in trunk.operands if x.data))
+        if trunk.op == "add" and self.factors.with_weight(trunk) is not None:
+            before, _ = self.factors.trunk(next(x for x in trunk.operands if x.data))
             yield before, trunk, factor
-        before = self.unweighted(trunk)
+        before = self.factors.unweighted(trunk)
         if trunk.op == "mul" and before is not trunk:
             stream = before
-            while self._with_weight(stream) is not None:
-                stream, _ = self.trunk(next(x for x in stream.operands if x.data))
+            while self.factors.with_weight(stream) is not None:
+                stream, _ = self.factors.trunk(
+                    next(x for x in stream.operands if x.data)
+                )
             again = stream.op == "add" and add.line and stream.spot == add.spot
             if stream.op == "carry" or stream.id in self._trunks or again:
                 yield before, before, factor
@@ -515,19 +415,19 @@ class Branches:
         """The stream of which several copies start, e.g. stack([x, x]), or a part."""
         if node.op != "concatenate":
             return []
-        sources = [self.trunk(x)[0] for x in node.operands]
+        sources = [self.factors.trunk(x)[0] for x in node.operands]
         is_one = all(x is sources[0] for x in sources)
         return sources[:1] if is_one else [x for x in sources if x.id in self._trunks]
 
     def _starts_alike(self, node: Node, skip: Node, end: Node) -> bool:
         """Whether the end is a stream to which other layers add the skip, too."""
         alike = self._alike(node, skip)
-        known = {self.trunk(skip)[0].id, *alike} if alike else ()
+        known = {self.factors.trunk(skip)[0].id, *alike} if alike else ()
         return any(x.id in known for x in self._stream(end))
 
     def _alike(self, node: Node, value: Node) -> Collection[int]:
         """Ids of the additions of a value by several layers, of which a node is one."""
-        value, _ = self.trunk(value)
+        value, _ = self.factors.trunk(value)
         users = [y for x in self._moved(value) for y in self._axes.uses(x)]
         runs = {y.id: y.runs for y in users if y.op == "add" and y.spot == node.spot}
         return runs if node.line and sum(runs.values()) > value.runs else ()
@@ -548,19 +448,21 @@ class Branches:
         Learned weights may multiply it. What each layer adds is no such skip, nor the
         value that the layer before made so, which goes around the whole layer.
         """
-        value = self.unweighted(end)
+        value = self.factors.unweighted(end)
         if not any(x is value for x in self._stream(beside)):
             return False
         if self._alike(add, beside):
             return False
         moved = self._moved(value)
-        if value is self.trunk(end)[0]:
+        if value is self.factors.trunk(end)[0]:
             looped = value.op == "carry" and value.loop == add.loop
             if looped or (value.op == "add" and add.line and value.spot == add.spot):
                 return False
         else:
             users = [y for x in moved for y in self._axes.uses(x)]
-            weighted = [x for x in users if x.op == "mul" and self._with_weight(x)]
+            weighted = [
+                x for x in users if x.op == "mul" and self.factors.with_weight(x)
+            ]
             moved = [y for x in weighted for y in self._moved(x)]
         adds = {
             y.id: y.runs
@@ -570,34 +472,29 @@ class Branches:
         }
         return sum(adds.values()) <= value.runs
 
-    def unweighted(self, node: Node) -> Node:
-        """The value that learned weights multiply."""
-        inner, _ = self.trunk(node)
-        if inner.op == "mul" and self._with_weight(inner):
-            inner, _ = self.trunk(next(x for x in inner.operands if x.data))
-        return inner
-
     def _moved(self, node: Node) -> list[Node]:
         """A value, and what it is after moves and constant factors."""
 
         def users(x: Node) -> list[Node]:
-            return [y for y in self._axes.uses(x) if self._inner_step(y, 1.0)[0] is x]
+            return [
+                y for y in self._axes.uses(x) if self.factors.inner_step(y, 1.0)[0] is x
+            ]
 
         return list(reach([node], users))
 
     def _stream(self, node: Node) -> Iterator[Node]:
         """The values of a stream from one back to the first."""
-        node, _ = self.trunk(node)
+        node, _ = self.factors.trunk(node)
         while True:
             yield node
             if node.id in self._trunks:
                 node = self._trunks[node.id]
             elif node.op == "carry":
-                node, _ = self.trunk(node.operands[0])
+                node, _ = self.factors.trunk(node.operands[0])
             elif node.op == "mul" and any(
                 x.weight and _is_number(x) for x in node.operands
             ):
-                node, _ = self.trunk(next(x for x in node.operands if x.data))
+                node, _ = self.factors.trunk(next(x for x in node.operands if x.data))
             else:
                 return
 
@@ -609,7 +506,7 @@ class Branches:
         )
         for factor in factors:
             if factor.op == "sub":
-                after, before = (self.trunk(x)[0] for x in factor.operands)
+                after, before = (self.factors.trunk(x)[0] for x in factor.operands)
                 streams = itertools.islice(self._same_stream(after), 1, None)
                 if any(before is x for x in streams):
                     return before
@@ -639,7 +536,7 @@ class Branches:
                 continue
             if any(x.value == 0 for y in (one, other) for x in y.operands):
                 continue  # the second term of a sum over layers
-            sides = [self.between(start, x) for x in (one, other)]
+            sides = [self._program.between(start, x) for x in (one, other)]
             kernels = [self._kernels(inside) for inside in sides]
             bends = [any(self._bends(i, inside) for i in inside) for inside in sides]
             for a, b in ((0, 1), (1, 0)):
@@ -666,28 +563,32 @@ class Branches:
 
         Something else may condition the other side of a shortcut, and read its parts.
         """
-        node, _ = self.trunk(node)
-        if self._with_weight(node) is not None:
-            node, _ = self.trunk(next(x for x in node.operands if x.data))
+        node, _ = self.factors.trunk(node)
+        if self.factors.with_weight(node) is not None:
+            node, _ = self.factors.trunk(next(x for x in node.operands if x.data))
         products = node.operands if node.op == SUM else [node]
         if not all(x.op in PRODUCTS and len(self._kernels([x.id])) for x in products):
             return None
-        read = [self.trunk(y)[0] for x in products for y in x.operands if y.data]
+        read = [
+            self.factors.trunk(y)[0] for x in products for y in x.operands if y.data
+        ]
         return max(read, key=lambda x: x.id, default=None)
 
     def _mixes(self, stream: Node, node: Node) -> bool:
         """Whether a value is a stream of several, mixed by a matrix of each example."""
-        node, _ = self.trunk(node)
+        node, _ = self.factors.trunk(node)
         if node.op != "dot_general" or sorted(node.shape) != sorted(stream.shape):
             return False
-        sources = [self.trunk(x)[0] for x in node.operands if x.data]
+        sources = [self.factors.trunk(x)[0] for x in node.operands if x.data]
         return len(sources) == 2 and stream in sources
 
     def _kernel_after_bend(self, inside: frozenset[int]) -> bool:
         nodes = self._program.nodes
         bent = [nodes[i] for i in inside if self._bends(i, inside)]
         return any(
-            self.leads(x, kernel) for x in bent for kernel in self._kernels(inside)
+            self._program.leads(x, kernel)
+            for x in bent
+            for kernel in self._kernels(inside)
         )
 
     def _bends(self, at: int, inside: frozenset[int]) -> bool:
@@ -706,29 +607,6 @@ class Branches:
             for x in users
         )
 
-    def trunk(self, node: Node) -> tuple[Node, float]:
-        """The value without casts, reshapes and constant factors, and the factor."""
-        factor, last = 1.0, None
-        while node is not last:
-            last = node
-            node, factor = self._inner_step(node, factor)
-        return node, factor
-
-    @staticmethod
-    def _inner_step(node: Node, factor: float) -> tuple[Node, float]:
-        """The operand of a cast, a move or a constant factor; else the node."""
-        if node.op in MOVES:
-            return node.operands[0], factor
-        if node.op == "concatenate" and all(x.op == "slice" for x in node.operands):
-            source = node.operands[0].operands[0]
-            is_one = all(x.operands[0] is source for x in node.operands)
-            if is_one and source.shape == node.shape:  # e.g. rolled
-                return source, factor
-        if node.op == "mul" and node.operands[1].value:
-            share = 1.0 if averaged(node) else node.operands[1].value
-            return node.operands[0], factor * share
-        return node, factor
-
     def _same_stream(self, trunk: Node) -> Iterable[Node]:
         """The trunk, and what it was before branches were added to it in parallel."""
         yield trunk
@@ -738,14 +616,14 @@ class Branches:
 
     def _gated(self, trunk: Node, end: Node) -> Iterable[Node]:
         """The stream x of (1 - g) x + g f(x), as in highway networks."""
-        end, _ = self.trunk(end)
+        end, _ = self.factors.trunk(end)
         if not (trunk.op == end.op == "mul"):
             return
         for gate, x in (trunk.operands, trunk.operands[::-1]):
             for other in end.operands:
                 pair = self._complement(gate), self._complement(other)
                 if x.data and (pair[0] is other or pair[1] is gate):
-                    yield from self._same_stream(self.trunk(x)[0])
+                    yield from self._same_stream(self.factors.trunk(x)[0])
 
     @staticmethod
     def _complement(gate: Node) -> Node | None:
@@ -776,13 +654,13 @@ class Branches:
             loop = parent
         try:
             ends, failure = tuple(self._ends_of_layers(add, trunk, end)), None
-            inner, _ = self.trunk(end)
+            inner, _ = self.factors.trunk(end)
             # Another stream is more than what was added to it since it left this one.
             if inner.id in self._trunks and any(e.node.id not in inside for e in ends):
                 raise Failure(inner)
         except Failure as reason:
             ends, failure = (), reason.node
-        constant = self.constant(end, ends)
+        constant = self.factors.constant(end, ends)
         # In (1 - c) x + c f(x), c is all of the multiplier: 1 - c tends to 1.
         is_average, is_share = (
             skip != 1 and abs(skip**n + constant**n - 1) < 1e-5 for n in (1, 2)
@@ -803,30 +681,23 @@ class Branches:
     def _ends_of_layers(self, add: Node, start: Node, end: Node) -> list[End]:
         """The parameters that end a branch, apart from a norm of the stream itself."""
         if end.weight:
-            return self._used(end, add)
-        inner, _ = self.trunk(end)
+            return self.factors.used(end, add)
+        inner, _ = self.factors.trunk(end)
         if inner.op == "sub" and origin(inner.operands[1]) is start:
             raise Failure(inner)  # x + a (f(x) - x)
         try:
-            return self.ends(end)
+            return self.factors.ends(end)
         except Failure:
-            inner, factor = self.trunk(end)
+            inner, factor = self.factors.trunk(end)
             operands = inner.operands if inner.op == "add" else []
             for skip, other in zip(operands, reversed(operands), strict=True):
-                before = self.between(start, skip)
+                before = self._program.between(start, skip)
                 if before and not self._kernels(before):
                     return [
                         dataclasses.replace(e, factor=e.factor * factor)
                         for e in self._ends_of_layers(add, start, other)
                     ]
             raise
-
-    def constant(self, end: Node, ends: Sequence[End]) -> float:
-        """The constant on the branch's kernel, or its gain, rather than on a bias."""
-        if not ends:
-            return self.inner(end)
-        one = next((e for e in ends if e.is_kernel), ends[0])
-        return one.factor * one.array * one.unit
 
     def layers(self, inside: frozenset[int]) -> int:
         longest: dict[int, int] = {}
@@ -835,386 +706,6 @@ class Branches:
             each = [longest.get(x.id, 0) for x in earlier(nodes[at])]
             longest[at] = max(each, default=0) + bool(self._kernels([at]))
         return max(longest.values(), default=0)
-
-    def ends(self, node: Node, factor: float = 1.0) -> list[End]:
-        """The parameters in which a value is linear, when all are scaled together.
-
-        Raises:
-          Failure: there are none.
-          ValueError: a number whose value is not known multiplies it.
-        """
-        if node.id not in self._known:  # a value may be reached on many paths
-            try:
-                ends = dict.fromkeys(self._ends(node))
-                if node.weight:
-                    ends = {dataclasses.replace(e, node=node): None for e in ends}
-                self._known[node.id] = list(ends)
-            except Failure as failure:
-                self._known[node.id] = failure.node
-        known = self._known[node.id]
-        if isinstance(known, Node):
-            raise Failure(known)
-        return [dataclasses.replace(e, factor=e.factor * factor) for e in known]
-
-    def _ends(self, node: Node) -> list[End]:
-        if node.op == "param" and node.param is not None:
-            return [End(node.param, 1.0, node)]
-        if node.op in ("mul", "div", *PRODUCTS):
-            return self._product(node)
-        if node.op in ("add", "sub"):
-            operands = [x for x in node.operands if x.data or x.weight]
-            if any(x.value != 0 for x in node.operands if x not in operands):
-                return self._offset(node)
-        elif node.op in _PARTS or (node.op == "carry" and node.weight):
-            operands = node.operands[:1]
-        elif node.op == "scatter-add":
-            operands = [node.operands[0], node.operands[2]]
-        elif node.op == "dynamic_update_slice":
-            operands = node.operands[:2]
-        elif node.op == "select_n":
-            mask, *cases = node.operands
-            operands = [self._kept(mask, x) for x in cases]
-        elif node.op in MOVES or node.op in LINEAR or _is_homogeneous(node):
-            operands = node.operands
-        else:
-            raise Failure(node)
-        found: list[End] = []
-        for operand in operands:
-            if operand.weight:
-                found += self._used(operand, node)
-            elif operand.data:
-                found += self.ends(operand)
-        if not found:
-            raise Failure(node)
-        return found
-
-    def _offset(self, node: Node) -> list[End]:
-        """The parameter, or its parts, in a sum of it and a number.
-
-        Numbers may multiply it.
-        """
-        number, weight = sorted(node.operands, key=lambda x: x.weight)
-        moved = (*MOVES, *_PARTS, "concatenate", "param")
-        alone = all(
-            x.op in moved
-            or (x.op in ("mul", "add") and any(y.value is not None for y in x.operands))
-            for x in reach([weight], lambda x: [y for y in x.operands if y.weight])
-        )
-        if node.op != "add" or not alone or number.value is None:
-            raise Failure(node)
-        value = number.value
-        return [
-            dataclasses.replace(e, offset=e.offset + value / e.factor)
-            for e in self.ends(weight)
-        ]
-
-    def _used(self, weight: Node, node: Node, factor: float = 1.0) -> list[End]:
-        """The parameters that scale an operation by a function of them."""
-        try:
-            found = self.ends(weight, factor)
-        except Failure:
-            # E.g. rounded: not linear, but twice as large for parameters twice as large
-            degree = degree_in_parameters(weight)
-            if degree is None or degree.power != 1:
-                raise Failure(node) from None
-            factor *= degree.constant
-            found = [End(p, factor, node) for p in sorted(self._axes.depends(weight))]
-        return [dataclasses.replace(e, node=node) for e in found]
-
-    @staticmethod
-    def _kept(mask: Node, node: Node) -> Node:
-        """What dropout keeps, without the division by the share that it keeps."""
-        if node.op == "mul" and node.operands[1].value is not None:
-            return node.operands[0] if _is_random(mask) else node
-        return node
-
-    def _product(self, node: Node) -> list[End]:
-        pairs = [(node.operands[0], node.operands[1])]
-        if node.op == "mul":
-            pairs.append(pairs[0][::-1])
-        elif node.op != "div":
-            pairs.insert(0, pairs[0][::-1])
-        for x, y in pairs:
-            if y.value is not None and node.op == "mul":
-                return self.ends(x, y.value)
-            if x.weight and (y.data or (node.id, y.id) in self._axes.seeds):
-                inner, unit = self.inner(y), self.unit(y)
-                ends = []
-                # It may be no multiple of parameters, e.g. their cosine, or a kernel
-                # that is divided by its norm. Then what it multiplies is.
-                with contextlib.suppress(Failure):
-                    ends = self._used(x, node, inner)
-                if ends and not self._is_shared(ends):
-                    return [dataclasses.replace(e, unit=unit) for e in ends]
-            if not (y.data or y.weight) and node.op in ("mul", "div"):
-                if node.data:
-                    self._check_known(self.trunk(y)[0], node)
-                size = _root_mean_square(y)
-                return [
-                    dataclasses.replace(end, array=end.array * size)
-                    for end in self.ends(x)
-                ]
-        reason = node
-        for x, y in pairs:
-            by = 1.0 if node.op == "div" else self.trunk(y)[1]
-            try:
-                found = self.ends(x, by)
-                if self._depends(y, found):  # e.g. v of g v / |v|
-                    with self._apart_from(e.param for e in found):
-                        found = self.ends(x, by)
-            except Failure as failure:
-                reason = failure.node
-                continue
-            if not self._depends(y, found) and not self._is_shared(found):
-                return found
-            reason = node
-        raise Failure(reason)
-
-    def _depends(self, node: Node, ends: Iterable[End]) -> bool:
-        """Whether a value depends on the same parameters, as what a norm divides by."""
-        if node.weight:
-            return any(end.param in self._axes.depends(node) for end in ends)
-        return any(self.leads(end.node, node) for end in ends if end.node.data)
-
-    @staticmethod
-    def _check_known(number: Node, node: Node) -> None:
-        if number.op == "constant" and max(number.shape, default=1) == 1:
-            raise ValueError(
-                f"a number whose value is not known multiplies a branch or logits "
-                f"({node.line}); store it as a Python float, or pass built models in "
-                "place of functions that build them"
-            )
-
-    def inner(self, node: Node) -> float:
-        """The constant by which the input of a kernel is multiplied."""
-        node, factor = self.trunk(node)
-        if node.id in self._sums:
-            added = reach([node], lambda x: x.operands if x.id in self._sums else ())
-            if math.isclose(factor * sum(x.id not in self._sums for x in added), 1):
-                return 1.0  # a mean of values that are added one by one
-        while node.op == "sub" and all(x.data for x in node.operands):
-            node, more = self.trunk(node.operands[0])  # the mean is subtracted
-            factor *= more
-        return factor
-
-    def gained(self, node: Node) -> tuple[Node, bool]:
-        """What a state, as in linear attention, gains in a step, or the node itself.
-
-        And whether it is the gain of a loop that does not depend on the state.
-        """
-        seen: set[int] = set()
-        carries: list[Node] = []
-        while (inner := self.trunk(node)[0]).id not in seen:
-            seen.add(inner.id)
-            states = {x.id: self._state(x) for x in inner.operands if x.data}
-            terms = [x for x in inner.operands if x.data and states[x.id] is None]
-            if inner.op == "carry" and inner.data:
-                carries.append(inner)
-                node = inner.operands[1]
-            elif inner.op in ("add", "sub") and len(terms) == 1:
-                carries += [x for x in states.values() if x and x.op == "carry"]
-                node = terms[0]
-            else:
-                break
-        return node, bool(carries) and not any(self.leads(x, node) for x in carries)
-
-    def _state(self, node: Node) -> Node | None:
-        """The earlier state that a value is, which may be multiplied by gates."""
-        node, _ = self.trunk(node)
-        if self._axes.is_step(node):
-            return None
-        if node.op in ("mul", *PRODUCTS):
-            return next(filter(None, map(self._state, node.operands)), None)
-        return node if node.op in ("carry", "add", "sub") else None
-
-    def belongs_to_layer(self, node: Node) -> bool:
-        """Whether a constant multiplies the layers before it, and nothing else."""
-        layers, factor = self._layers_before(node)
-        return bool(layers) and all(self.outer(layer) == factor for layer in layers)
-
-    def _layers_before(self, node: Node) -> tuple[list[Node], float]:
-        """The products that a value is a sum of, and the constant on the sum."""
-        node, factor = self.trunk(node)
-        known = self._axes.products
-        while node.id not in known and self._with_weight(node) is not None:
-            node, more = self.trunk(next(x for x in node.operands if x.data))
-            factor *= more
-        if node.op in (*PRODUCTS, "gather") or node.id in known:
-            return [node], factor
-        products = self._axes.kernel_sums.get(node.id)
-        if products is not None:
-            return products, factor * self.trunk(node.operands[0])[1]
-        if node.op == "add":
-            inner = [self._layers_before(x) for x in node.operands if x.value != 0]
-            if all(layers and more == 1 for layers, more in inner):
-                return [x for layers, _ in inner for x in layers], factor
-        return [], factor
-
-    @staticmethod
-    def _with_weight(node: Node) -> Node | None:
-        """The gain or the bias of a value that has one; None for other operations."""
-        if node.op not in ("mul", "add") or not any(x.data for x in node.operands):
-            return None
-        return next((x for x in node.operands if x.weight), None)
-
-    def outer(self, node: Node) -> float:
-        """The constant by which a result is multiplied next, also after its bias."""
-        factor, start = 1.0, node
-        while len(users := self._axes.uses(node)) == 1:
-            user = users[0]
-            if user.id in self._axes.products:
-                break
-            other = user.operands[user.operands[0] is node and len(user.operands) > 1]
-            if user.op == "mul" and other.value:
-                factor *= other.value
-            elif user.op == "add" and other.data:
-                # Also that of another layer which is added.
-                alone = len(self._axes.uses(other)) == 1
-                if not alone or not self._layers_before(other)[0]:
-                    break
-            elif self._with_weight(user) is None and not (
-                user.op in MOVES
-                or user.op in ("scan_out", "last", SUM)
-                or (user.op == "add" and other.value == 0)
-                or start in self._axes.kernel_sums.get(user.id, ())
-            ):
-                break
-            node = user
-        if len(users) > 1:  # it is repeated, too, before the constant
-            each = [self._axes.uses(x) if x.op in MOVES else [x] for x in users]
-            found = {
-                x.operands[1].value if is_scaled(x) else 1 for y in each for x in y
-            }
-            factor *= (found.pop() or 1) if len(found) == 1 else 1
-        return factor
-
-    def is_mean(self, node: Node) -> bool:
-        """Whether a sum is divided by the number of its terms."""
-        moved = reach(
-            [node], lambda x: self._axes.uses(x) if x is node or x.op in MOVES else ()
-        )
-        return any(averaged(x) is node for x in moved)
-
-    def on_weight(self, node: Node) -> float:
-        """The constant by which the parameter of an operation is multiplied."""
-        for x in node.operands:
-            if x.weight:
-                try:
-                    return self.ends(x)[0].factor
-                except Failure:
-                    return 1.0
-        return 1.0
-
-    def norm(self, node: Node) -> float | None:
-        """The size of the entries of an operation's kernel that its norm divides."""
-        kernels = [x for x in node.operands if x.weight]
-        inner = ("mul", "div", "sub", "concatenate", *MOVES)
-        for x in reach(kernels, lambda x: x.operands if x.op in inner else ()):
-            for by in x.operands if x.op in ("mul", "div") else ():
-                total, rooted, constant = self._divisor(by)
-                if total is not None and rooted:
-                    shape, axes = total.operands[0].shape, total.params["axes"]
-                    size = constant * math.prod(shape[a] for a in axes)
-                    return 1 / math.sqrt(size)
-                if self._is_singular_value(by, x):
-                    labels = zip(x.shape, self._axes.labels[x.id], strict=True)
-                    grow = [n for n, axes in labels if axes & self._axes.growing]
-                    return 1 / math.sqrt(max(grow, default=1))
-        return None
-
-    def _is_singular_value(self, by: Node, kernel: Node) -> bool:
-        """Whether a number is a product of a kernel with a vector on either side."""
-        moves = (*MOVES, *_PARTS, "select_n")
-        if math.prod(origin(by).shape) > 1 or not by.weight:
-            return False
-        inner = reach([by], lambda x: x.operands if x.op in moves else ())
-        params = self._axes.depends(kernel)
-        return any(
-            x.op == "dot_general" and x.weight and self._axes.depends(x) & params
-            for x in inner
-        )
-
-    def size(self, node: Node) -> float:
-        """The size of entries by constants, also before a rotation of pairs of them."""
-        node, factor = self.trunk(node)
-        if not self._is_turned(node):
-            return factor * self.inner(node) * self.unit(node)
-        sizes = {self.size(x) for x in node.operands if x.data}
-        by = math.prod(_root_mean_square(x) for x in node.operands)
-        return factor * by * (sizes.pop() if len(sizes) == 1 else 1.0)
-
-    def _is_turned(self, node: Node) -> bool:
-        if node.op in ("add", "sub"):
-            return all(x.op == "mul" and self._is_turned(x) for x in node.operands)
-        by_array = node.op == "mul" and any(
-            not (x.data or x.weight) and math.prod(x.shape) > 1 for x in node.operands
-        )
-        return node.data and (by_array or node.op in ("slice", "concatenate"))
-
-    def unit(self, node: Node) -> float:
-        """The size of a value's entries beside one that is divided by a mean.
-
-        It is 1 / n if the sum of n entries divides it, as in a softmax, and the root
-        of that if the root of a sum of n squares does. A Fourier transform sums n
-        entries of random signs, and its inverse divides by n.
-        """
-        node, _ = self.trunk(node)
-        if node.op == "fft":
-            size = math.prod(node.params["fft_lengths"])
-            return float(size ** (-0.5 if "I" in str(node.params["fft_type"]) else 0.5))
-        factor = 1.0
-        while node.op == "mul" and (gain := self._with_weight(node)) is not None:
-            factor *= self.trunk(gain)[1]
-            node, more = self.trunk(next(x for x in node.operands if x.data))
-            factor *= more
-        is_product = node.op == "dot_general" and not any(
-            node.params["dimension_numbers"][0]
-        )
-        known = any(not (x.data or node.weight) for x in node.operands)
-        if known or not (is_product or node.op in ("mul", "div")):
-            return 1.0
-        for by in node.operands:
-            total, rooted = self.normalizer(by)
-            if total is None:
-                continue
-            shape = total.operands[0].shape
-            size = math.prod(shape[a] for a in total.params["axes"])
-            if self.trunk(total.operands[0])[0] is self.trunk(node.operands[0])[0]:
-                return factor / float(size)  # entries of a softmax sum to one
-            if rooted:
-                return factor / math.sqrt(size)
-        if node.op != "div":  # e.g. by gates that sum to one, times their number
-            shares = [(self.unit(x), self.trunk(x)[1]) for x in node.operands]
-            factor *= math.prod(unit * more for unit, more in shares if unit != 1)
-            return factor
-        return 1.0
-
-    def normalizer(self, by: Node, *, means: bool = False) -> tuple[Node | None, bool]:
-        """The sum that a divisor is computed from, and whether as its root.
-
-        Args:
-          by: what something is divided by (or multiplied by, if it is an inverse).
-          means: whether the sum may be divided by a known number first.
-        """
-        total, rooted, constant = self._divisor(by)
-        return total if means or constant == 1 else None, rooted
-
-    @staticmethod
-    def _divisor(by: Node) -> tuple[Node | None, bool, float]:
-        """The same, and the constant on the sum, under the root."""
-        rooted, constant = False, 1.0
-        for _ in range(12):
-            if by.op == "reduce_sum":
-                return by, rooted, constant
-            rooted = rooted or by.op in ("sqrt", "rsqrt", "pow")
-            inner = [x for x in by.operands if x.data or (by.weight and x.weight)]
-            if len(inner) != 1:
-                break
-            if by.op in ("mul", "div"):
-                value = abs(by.operands[1].value or math.nan)
-                constant *= value if rooted else value**2
-            by = inner[0]
-        return None, rooted, constant
 
     def escapes(
         self, start: Node, stops: Set[tuple[int, int]], others: Collection[Node] = ()
@@ -1241,7 +732,7 @@ class Branches:
 
         def is_shown(at: Node) -> bool:
             at = origin(at)
-            if at.op in (*_PARTS, "concatenate"):
+            if at.op in (*PARTS, "concatenate"):
                 return all(is_shown(x) for x in earlier(at) if x.data)
             return at.id in ends
 
@@ -1318,28 +809,7 @@ def _summands(node: Node) -> list[tuple[Node, Node]]:
     return [(x, y) for x, y in pairs if x.data and x.shape == node.shape]
 
 
-def _is_homogeneous(node: Node) -> bool:
-    """Whether a positive factor of the operand is one of the result, as in ReLU."""
-    relu = node.op == "max" and any(x.value == 0 for x in node.operands)
-    return relu or node.op == "abs"
-
-
-def _root_mean_square(node: Node) -> float:
-    """The size of an array of constants; what is zero, as in a mask, does not count."""
-    if node.array is None:
-        return 1.0
-    entries = np.ravel(node.array)
-    entries = entries[np.isfinite(entries) & (entries != 0)]
-    return float(np.sqrt(np.mean(np.abs(entries) ** 2))) if entries.size else 1.0
-
-
 def _is_number(node: Node) -> bool:
     """Whether a value was one number before it was moved."""
     moved = reach([node], lambda x: x.operands if x.op in MOVES else ())
     return any(math.prod(x.shape) == 1 for x in moved)
-
-
-def _is_random(mask: Node) -> bool:
-    """Whether a mask is drawn from random bits."""
-    sources = itertools.islice(reach([mask], lambda node: node.operands), 200)
-    return any(node.op.startswith(("random", "threefry")) for node in sources)

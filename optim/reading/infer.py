@@ -9,7 +9,7 @@ from ..rules.parametrizations import parametrization as named
 from ..rules.roles import Role
 from ..scales.declare import Declarations, declared
 from ..scales.table import Scales
-from .compare import Comparison
+from .compare import compare
 from .growth import check_something_grows, grown, same_parametrization, twin
 from .leaves import leaves
 from .lists import Pairing
@@ -123,7 +123,7 @@ def infer_scales(
             {} if delta is None else {"delta": delta}
         )
         readings = [trace(model, inputs, call, k) for k, model in models.items()]
-        scales = Comparison(readings, given, fractional).scales(point)
+        scales = compare(readings, given, point, fractional=fractional)
     given.check(scales)
     if batch is None and examples is None:
         check_something_grows(scales.values())

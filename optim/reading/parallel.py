@@ -89,7 +89,7 @@ class Parallel:
         ends: set[str] | None = set()
         for term in terms:
             is_mean = term.failure is not None and term.constant * number
-            value = self._branches.unweighted(term.end)
+            value = self._branches.factors.unweighted(term.end)
             if self._is_gated(value, own) or (is_mean and not alike(is_mean, 1)):
                 ends = None
             elif ends is not None:
@@ -158,7 +158,7 @@ class Parallel:
                     )
                     return
                 elif user.op in ("reduce_sum", *PRODUCTS):
-                    is_mean = not gated and self._branches.is_mean(user)
+                    is_mean = not gated and self._branches.factors.is_mean(user)
                     self._add(joined, joined.operands, set() if is_mean else None)
                     return
 

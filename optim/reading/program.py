@@ -351,9 +351,9 @@ class Program:
         if name == "stack":
             return [self._stacked(equation, operands)]
         if name == "concatenate":
-            parts = [*_flat(operands, params["dimension"])]
+            every = [*_flat(operands, params["dimension"])]
             # `jnp.pad` joins parts without entries.
-            operands = [x for x in parts if 0 not in x.shape] or parts[:1]
+            operands = [x for x in every if 0 not in x.shape] or every[:1]
             if len(operands) == 1:
                 return operands
         if name == "reshape" and params.get("dimensions") is not None:
@@ -750,6 +750,38 @@ class Program:
             if any(x.weight and sum(n > 1 for n in x.shape) > 1 for x in slices):
                 over_data = False
             self.loops[loop] = length, parent, over_data
+
+    def leads(self, start: Node, end: Node) -> bool:
+        """Whether `end` is computed from `start`."""
+        return start is end or bool(self.between(start, end))
+
+    def between(self, start: Node, end: Node) -> frozenset[int]:
+        """Ids of the nodes that lead from `start` to `end`, with `end`."""
+        if end.id <= start.id or not end.data:
+            return frozenset()
+        reached, around = {start.id}, {0, *self.around(start.loop)}
+
+        def is_state(node: Node) -> bool:
+            """Whether it is also computed in the step before, within the branch."""
+            inner = node.op == "carry" and node.loop not in around
+            return inner and self.is_over_data(node.loop)
+
+        def before(node: Node) -> list[Node]:
+            return node.operands if is_state(node) else earlier(node)
+
+        sources = reach(
+            [end], lambda x: [y for y in before(x) if y.data and y.id > start.id]
+        )
+        nodes, size = sorted(sources, key=lambda node: node.id), 0
+        while size < len(reached):
+            size = len(reached)
+            for node in nodes:
+                if any(x.id in reached for x in before(node)):
+                    reached.add(node.id)
+            if not any(map(is_state, nodes)):
+                break
+        reached.discard(start.id)
+        return frozenset(reached) if end.id in reached else frozenset()
 
     def around(self, loop: int) -> Iterator[int]:
         """A loop, and those around it."""

@@ -74,7 +74,7 @@ class Sums:
         """The sums that each operand is added up from; None for other values."""
         found, runs = [], 1
         for x in node.operands[node.op == "select_n" :]:
-            inner, factor = self._branches.trunk(x)
+            inner, factor = self._branches.factors.trunk(x)
             before = self.totals.get(inner.id)
             if inner.op == "carry" and self._trunk(inner.operands[1]) is node:
                 length, _, is_time = program.loops[inner.loop]
@@ -141,7 +141,7 @@ class Sums:
     def _norms(self, by: Node) -> Iterator[Node]:
         """The sums of which, or of whose roots, a divisor is a product."""
         for factor in reach([by], _factors):
-            total, _ = self._branches.normalizer(factor)
+            total, _ = self._branches.factors.normalizer(factor)
             if total is not None:
                 yield total
 
@@ -243,7 +243,7 @@ class Sums:
         for node in program.nodes:
             if node.op in ("mul", "div") and all(x.data for x in node.operands):
                 for by, of in (node.operands, node.operands[::-1]):
-                    total, _ = self._branches.normalizer(by, means=True)
+                    total, _ = self._branches.factors.normalizer(by, means=True)
                     if total is not None:
                         yield total, self._trunk(of)
                 of, by = node.operands
@@ -252,7 +252,7 @@ class Sums:
                         yield total, self._trunk(factor)
 
     def _trunk(self, node: Node) -> Node:
-        return self._branches.trunk(node)[0]
+        return self._branches.factors.trunk(node)[0]
 
     def _averages(self, node: Node) -> bool:
         """Whether a factor is a choice, or weights that sum to one, as of a softmax."""
@@ -261,7 +261,7 @@ class Sums:
             if node.id in self._axes.hot or scattered:
                 return True
             if node.op == "div":
-                total, rooted = self._branches.normalizer(node.operands[1])
+                total, rooted = self._branches.factors.normalizer(node.operands[1])
                 if total is not None and not rooted:
                     return self._trunk(total.operands[0]) is self._trunk(
                         node.operands[0]

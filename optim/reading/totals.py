@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from .axes import Axes
-from .branches import Branch, Branches, End, Failure
+from .branches import Branch, Branches
+from .factors import End, Failure
 from .program import Node, Program
 
 
@@ -117,20 +118,22 @@ class Totals:
                 yield _Term(term.node, start, runs)
 
     def _made(self, term: _Term, root: Node) -> Branch | None:
-        value = self._branches.unweighted(term.node)
+        value = self._branches.factors.unweighted(term.node)
         if value.id in self._of_streams and term.node.op == "mul":
             return None
         end, failure = term.node, None
         ends: tuple[End, ...] = ()
         try:
-            ends = tuple(self._branches.ends(end))
+            ends = tuple(self._branches.factors.ends(end))
             if end.weight:  # a bias
                 ends = tuple(dataclasses.replace(e, node=term.add) for e in ends)
         except Failure as reason:
             failure = reason.node
         inside = self._branches.only_for(end)
         inside |= {term.add.id} if end.weight else set()
-        constant = self._branches.constant(end, ends) * self._branches.outer(root)
+        constant = self._branches.factors.constant(
+            end, ends
+        ) * self._branches.factors.outer(root)
         layers = self._branches.layers(inside)
         return Branch(
             term.add, end, end, inside, term.runs, ends, failure, constant, layers

@@ -1,0 +1,60 @@
+"""The multipliers that parameters carry, where the program has none."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from ..rules.roles import ParamScale
+from .factors import End
+from .pair import Pair
+from .sums import Sum
+
+
+class Carry:
+    """Lets parameters carry multipliers that the program does not have.
+
+    Attributes:
+      found: the scales of parameters, which change.
+    """
+
+    def __init__(self, pair: Pair, found: dict[str, ParamScale]):
+        self._large, self.found = pair.large, found
+
+    def multiply(self, path: str, factor: float, ends: Iterable[End] = ()) -> None:
+        self.let_carry(path, ends, carried=self.found[path].carried * factor)
+
+    def let_carry(self, path: str, ends: Iterable[End], **changes: Any) -> None:
+        """Let a parameter carry a multiplier where it is used at one of some ends.
+
+        With a number that is added to it.
+        """
+        scale = self.found[path]
+        offsets = {e.offset for e in ends if self._large.path(e) == path}
+        if scale.ends_branch or scale.carried != 1:
+            offsets.add(scale.offset)
+        if len(offsets) > 1:
+            raise ValueError(
+                f"{path!r} is used with several numbers added to it, so that it can "
+                "carry no multiplier of a branch or of logits; multiply them yourself"
+            )
+        changes["offset"] = next(iter(offsets), 0.0)
+        self.found[path] = dataclasses.replace(scale, **changes)
+
+    def carried_by(self, paths: frozenset[str], factor: float, sums: list[Sum]) -> bool:
+        """Whether parameters can carry a factor of sums; let them, if they can."""
+        sides = [side for each in sums for side in each.sides]
+        ends = {e.node.id for x in sides for e in self._large.side(x)[0]}
+        own = {x.id for x in sides if frozenset() < self._large.params(x) <= paths}
+        powers = {sum(x.id in own for x in s.sides) for s in sums}
+        nodes = ends | {each.node.id for each in sums}
+        stops = {(each.node.id, -1) for each in sums}
+        others = [x for x in sides if x.id not in own]
+        if not paths or len(powers) > 1:
+            return False
+        if self._large.elsewhere(paths, nodes, stops, others):
+            return False
+        (power,) = powers
+        used = [end for x in sides for end in self._large.side(x)[0]]
+        for path in paths:
+            self.multiply(path, factor ** (1 / power), used)
+        return True

@@ -1,0 +1,526 @@
+"""Factors of values: the parameters that they are linear in, and constants."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from .axes import Axes
+from .degrees import degree_in_parameters
+from .links import SUM
+from .program import MOVES, PRODUCTS, Node, Program, averaged, is_scaled, origin, reach
+
+# Linear in their data operands, besides `MOVES`.
+LINEAR = frozenset(
+    """
+    all_gather complex concatenate conj cumsum fft imag join last neg pad psum real
+    reduce_sum reduce_window_sum rev scan_in scan_out sum
+    """.split()  # noqa: SIM905
+)
+# They take a part of a value, so that a parameter holds more than this part.
+PARTS = frozenset(["slice", "dynamic_slice", "gather"])
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """A parameter in which a value is linear.
+
+    Attributes:
+      param: index of the parameter.
+      factor: the constant between the parameter and the value.
+      node: the operation on the parameter.
+      array: the root mean square of arrays of unequal constants beside it.
+      unit: the root of 1 / n for each division by the root of a sum of n squares.
+      offset: what is added to the parameter before it is used, e.g. 1 in x (1 + w).
+        Then the value is linear in their sum.
+    """
+
+    param: int
+    factor: float
+    node: Node
+    unit: float = 1.0
+    array: float = 1.0
+    offset: float = 0.0
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it multiplies the value, as kernels and gains do; a bias is added."""
+        return self.node.op not in ("add", "sub")
+
+
+class Failure(Exception):
+    """A value is not linear in any parameter; `node` is the reason."""
+
+    def __init__(self, node: Node):
+        super().__init__(node.op)
+        self.node = node
+
+
+class Factors:
+    """The parameters that values are linear in, and the constants that multiply them.
+
+    Attributes:
+      sums: ids of additions that are no residual ones, once these are known.
+    """
+
+    def __init__(self, program: Program, axes: Axes):
+        self._program, self._axes = program, axes
+        self._known: dict[int, list[End] | Node] = {}
+        self._shared: frozenset[int] = frozenset()
+        self.sums: frozenset[int] | set[int] = frozenset()
+
+    def trunk(self, node: Node) -> tuple[Node, float]:
+        """The value without casts, reshapes and constant factors, and the factor."""
+        factor, last = 1.0, None
+        while node is not last:
+            last = node
+            node, factor = self.inner_step(node, factor)
+        return node, factor
+
+    @staticmethod
+    def inner_step(node: Node, factor: float) -> tuple[Node, float]:
+        """The operand of a cast, a move or a constant factor; else the node."""
+        if node.op in MOVES:
+            return node.operands[0], factor
+        if node.op == "concatenate" and all(x.op == "slice" for x in node.operands):
+            source = node.operands[0].operands[0]
+            is_one = all(x.operands[0] is source for x in node.operands)
+            if is_one and source.shape == node.shape:  # e.g. rolled
+                return source, factor
+        if node.op == "mul" and node.operands[1].value:
+            share = 1.0 if averaged(node) else node.operands[1].value
+            return node.operands[0], factor * share
+        return node, factor
+
+    def ends(self, node: Node, factor: float = 1.0) -> list[End]:
+        """The parameters in which a value is linear, when all are scaled together.
+
+        Raises:
+          Failure: there are none.
+          ValueError: a number whose value is not known multiplies it.
+        """
+        if node.id not in self._known:  # a value may be reached on many paths
+            try:
+                ends = dict.fromkeys(self._ends(node))
+                if node.weight:
+                    ends = {dataclasses.replace(e, node=node): None for e in ends}
+                self._known[node.id] = list(ends)
+            except Failure as failure:
+                self._known[node.id] = failure.node
+        known = self._known[node.id]
+        if isinstance(known, Node):
+            raise Failure(known)
+        return [dataclasses.replace(e, factor=e.factor * factor) for e in known]
+
+    def _ends(self, node: Node) -> list[End]:
+        if node.op == "param" and node.param is not None:
+            return [End(node.param, 1.0, node)]
+        if node.op in ("mul", "div", *PRODUCTS):
+            return self._product(node)
+        if node.op in ("add", "sub"):
+            operands = [x for x in node.operands if x.data or x.weight]
+            if any(x.value != 0 for x in node.operands if x not in operands):
+                return self._offset(node)
+        elif node.op in PARTS or (node.op == "carry" and node.weight):
+            operands = node.operands[:1]
+        elif node.op == "scatter-add":
+            operands = [node.operands[0], node.operands[2]]
+        elif node.op == "dynamic_update_slice":
+            operands = node.operands[:2]
+        elif node.op == "select_n":
+            mask, *cases = node.operands
+            operands = [self._kept(mask, x) for x in cases]
+        elif node.op in MOVES or node.op in LINEAR or _is_homogeneous(node):
+            operands = node.operands
+        else:
+            raise Failure(node)
+        found: list[End] = []
+        for operand in operands:
+            if operand.weight:
+                found += self.used(operand, node)
+            elif operand.data:
+                found += self.ends(operand)
+        if not found:
+            raise Failure(node)
+        return found
+
+    def _offset(self, node: Node) -> list[End]:
+        """The parameter, or its parts, in a sum of it and a number.
+
+        Numbers may multiply it.
+        """
+        number, weight = sorted(node.operands, key=lambda x: x.weight)
+        moved = (*MOVES, *PARTS, "concatenate", "param")
+        alone = all(
+            x.op in moved
+            or (x.op in ("mul", "add") and any(y.value is not None for y in x.operands))
+            for x in reach([weight], lambda x: [y for y in x.operands if y.weight])
+        )
+        if node.op != "add" or not alone or number.value is None:
+            raise Failure(node)
+        value = number.value
+        return [
+            dataclasses.replace(e, offset=e.offset + value / e.factor)
+            for e in self.ends(weight)
+        ]
+
+    def used(self, weight: Node, node: Node, factor: float = 1.0) -> list[End]:
+        """The parameters that scale an operation by a function of them."""
+        try:
+            found = self.ends(weight, factor)
+        except Failure:
+            # E.g. rounded: not linear, but twice as large for parameters twice as large
+            degree = degree_in_parameters(weight)
+            if degree is None or degree.power != 1:
+                raise Failure(node) from None
+            factor *= degree.constant
+            found = [End(p, factor, node) for p in sorted(self._axes.depends(weight))]
+        return [dataclasses.replace(e, node=node) for e in found]
+
+    @staticmethod
+    def _kept(mask: Node, node: Node) -> Node:
+        """What dropout keeps, without the division by the share that it keeps."""
+        if node.op == "mul" and node.operands[1].value is not None:
+            return node.operands[0] if _is_random(mask) else node
+        return node
+
+    def _product(self, node: Node) -> list[End]:
+        pairs = [(node.operands[0], node.operands[1])]
+        if node.op == "mul":
+            pairs.append(pairs[0][::-1])
+        elif node.op != "div":
+            pairs.insert(0, pairs[0][::-1])
+        for x, y in pairs:
+            if y.value is not None and node.op == "mul":
+                return self.ends(x, y.value)
+            if x.weight and (y.data or (node.id, y.id) in self._axes.seeds):
+                inner, unit = self.inner(y), self.unit(y)
+                ends = []
+                # It may be no multiple of parameters, e.g. their cosine, or a kernel
+                # that is divided by its norm. Then what it multiplies is.
+                with contextlib.suppress(Failure):
+                    ends = self.used(x, node, inner)
+                if ends and not self._is_shared(ends):
+                    return [dataclasses.replace(e, unit=unit) for e in ends]
+            if not (y.data or y.weight) and node.op in ("mul", "div"):
+                if node.data:
+                    self._check_known(self.trunk(y)[0], node)
+                size = _root_mean_square(y)
+                return [
+                    dataclasses.replace(end, array=end.array * size)
+                    for end in self.ends(x)
+                ]
+        reason = node
+        for x, y in pairs:
+            by = 1.0 if node.op == "div" else self.trunk(y)[1]
+            try:
+                found = self.ends(x, by)
+                if self.depends(y, found):  # e.g. v of g v / |v|
+                    with self.apart_from(e.param for e in found):
+                        found = self.ends(x, by)
+            except Failure as failure:
+                reason = failure.node
+                continue
+            if not self.depends(y, found) and not self._is_shared(found):
+                return found
+            reason = node
+        raise Failure(reason)
+
+    def depends(self, node: Node, ends: Iterable[End]) -> bool:
+        """Whether a value depends on the same parameters, as what a norm divides by."""
+        if node.weight:
+            return any(end.param in self._axes.depends(node) for end in ends)
+        return any(self._program.leads(end.node, node) for end in ends if end.node.data)
+
+    @staticmethod
+    def _check_known(number: Node, node: Node) -> None:
+        if number.op == "constant" and max(number.shape, default=1) == 1:
+            raise ValueError(
+                f"a number whose value is not known multiplies a branch or logits "
+                f"({node.line}); store it as a Python float, or pass built models in "
+                "place of functions that build them"
+            )
+
+    @contextlib.contextmanager
+    def apart_from(self, params: Iterable[int]) -> Iterator[None]:
+        """Find other ends than some parameters."""
+        known, shared = self._known, self._shared
+        self._known, self._shared = {}, shared.union(params)
+        try:
+            yield
+        finally:
+            self._known, self._shared = known, shared
+
+    def _is_shared(self, ends: Iterable[End]) -> bool:
+        return any(end.param in self._shared for end in ends)
+
+    def constant(self, end: Node, ends: Sequence[End]) -> float:
+        """The constant on the branch's kernel, or its gain, rather than on a bias."""
+        if not ends:
+            return self.inner(end)
+        one = next((e for e in ends if e.is_kernel), ends[0])
+        return one.factor * one.array * one.unit
+
+    def inner(self, node: Node) -> float:
+        """The constant by which the input of a kernel is multiplied."""
+        node, factor = self.trunk(node)
+        if node.id in self.sums:
+            added = reach([node], lambda x: x.operands if x.id in self.sums else ())
+            if math.isclose(factor * sum(x.id not in self.sums for x in added), 1):
+                return 1.0  # a mean of values that are added one by one
+        while node.op == "sub" and all(x.data for x in node.operands):
+            node, more = self.trunk(node.operands[0])  # the mean is subtracted
+            factor *= more
+        return factor
+
+    def gained(self, node: Node) -> tuple[Node, bool]:
+        """What a state, as in linear attention, gains in a step, or the node itself.
+
+        And whether it is the gain of a loop that does not depend on the state.
+        """
+        seen: set[int] = set()
+        carries: list[Node] = []
+        while (inner := self.trunk(node)[0]).id not in seen:
+            seen.add(inner.id)
+            states = {x.id: self._state(x) for x in inner.operands if x.data}
+            terms = [x for x in inner.operands if x.data and states[x.id] is None]
+            if inner.op == "carry" and inner.data:
+                carries.append(inner)
+                node = inner.operands[1]
+            elif inner.op in ("add", "sub") and len(terms) == 1:
+                carries += [x for x in states.values() if x and x.op == "carry"]
+                node = terms[0]
+            else:
+                break
+        return node, bool(carries) and not any(
+            self._program.leads(x, node) for x in carries
+        )
+
+    def _state(self, node: Node) -> Node | None:
+        """The earlier state that a value is, which may be multiplied by gates."""
+        node, _ = self.trunk(node)
+        if self._axes.is_step(node):
+            return None
+        if node.op in ("mul", *PRODUCTS):
+            return next(filter(None, map(self._state, node.operands)), None)
+        return node if node.op in ("carry", "add", "sub") else None
+
+    def belongs_to_layer(self, node: Node) -> bool:
+        """Whether a constant multiplies the layers before it, and nothing else."""
+        layers, factor = self._layers_before(node)
+        return bool(layers) and all(self.outer(layer) == factor for layer in layers)
+
+    def _layers_before(self, node: Node) -> tuple[list[Node], float]:
+        """The products that a value is a sum of, and the constant on the sum."""
+        node, factor = self.trunk(node)
+        known = self._axes.products
+        while node.id not in known and self.with_weight(node) is not None:
+            node, more = self.trunk(next(x for x in node.operands if x.data))
+            factor *= more
+        if node.op in (*PRODUCTS, "gather") or node.id in known:
+            return [node], factor
+        products = self._axes.kernel_sums.get(node.id)
+        if products is not None:
+            return products, factor * self.trunk(node.operands[0])[1]
+        if node.op == "add":
+            inner = [self._layers_before(x) for x in node.operands if x.value != 0]
+            if all(layers and more == 1 for layers, more in inner):
+                return [x for layers, _ in inner for x in layers], factor
+        return [], factor
+
+    @staticmethod
+    def with_weight(node: Node) -> Node | None:
+        """The gain or the bias of a value that has one; None for other operations."""
+        if node.op not in ("mul", "add") or not any(x.data for x in node.operands):
+            return None
+        return next((x for x in node.operands if x.weight), None)
+
+    def unweighted(self, node: Node) -> Node:
+        """The value that learned weights multiply."""
+        inner, _ = self.trunk(node)
+        if inner.op == "mul" and self.with_weight(inner):
+            inner, _ = self.trunk(next(x for x in inner.operands if x.data))
+        return inner
+
+    def outer(self, node: Node) -> float:
+        """The constant by which a result is multiplied next, also after its bias."""
+        factor, start = 1.0, node
+        while len(users := self._axes.uses(node)) == 1:
+            user = users[0]
+            if user.id in self._axes.products:
+                break
+            other = user.operands[user.operands[0] is node and len(user.operands) > 1]
+            if user.op == "mul" and other.value:
+                factor *= other.value
+            elif user.op == "add" and other.data:
+                # Also that of another layer which is added.
+                alone = len(self._axes.uses(other)) == 1
+                if not alone or not self._layers_before(other)[0]:
+                    break
+            elif self.with_weight(user) is None and not (
+                user.op in MOVES
+                or user.op in ("scan_out", "last", SUM)
+                or (user.op == "add" and other.value == 0)
+                or start in self._axes.kernel_sums.get(user.id, ())
+            ):
+                break
+            node = user
+        if len(users) > 1:  # it is repeated, too, before the constant
+            each = [self._axes.uses(x) if x.op in MOVES else [x] for x in users]
+            found = {
+                x.operands[1].value if is_scaled(x) else 1 for y in each for x in y
+            }
+            factor *= (found.pop() or 1) if len(found) == 1 else 1
+        return factor
+
+    def is_mean(self, node: Node) -> bool:
+        """Whether a sum is divided by the number of its terms."""
+        moved = reach(
+            [node], lambda x: self._axes.uses(x) if x is node or x.op in MOVES else ()
+        )
+        return any(averaged(x) is node for x in moved)
+
+    def on_weight(self, node: Node) -> float:
+        """The constant by which the parameter of an operation is multiplied."""
+        for x in node.operands:
+            if x.weight:
+                try:
+                    return self.ends(x)[0].factor
+                except Failure:
+                    return 1.0
+        return 1.0
+
+    def norm(self, node: Node) -> float | None:
+        """The size of the entries of an operation's kernel that its norm divides."""
+        kernels = [x for x in node.operands if x.weight]
+        inner = ("mul", "div", "sub", "concatenate", *MOVES)
+        for x in reach(kernels, lambda x: x.operands if x.op in inner else ()):
+            for by in x.operands if x.op in ("mul", "div") else ():
+                total, rooted, constant = self._divisor(by)
+                if total is not None and rooted:
+                    shape, axes = total.operands[0].shape, total.params["axes"]
+                    size = constant * math.prod(shape[a] for a in axes)
+                    return 1 / math.sqrt(size)
+                if self._is_singular_value(by, x):
+                    labels = zip(x.shape, self._axes.labels[x.id], strict=True)
+                    grow = [n for n, axes in labels if axes & self._axes.growing]
+                    return 1 / math.sqrt(max(grow, default=1))
+        return None
+
+    def _is_singular_value(self, by: Node, kernel: Node) -> bool:
+        """Whether a number is a product of a kernel with a vector on either side."""
+        moves = (*MOVES, *PARTS, "select_n")
+        if math.prod(origin(by).shape) > 1 or not by.weight:
+            return False
+        inner = reach([by], lambda x: x.operands if x.op in moves else ())
+        params = self._axes.depends(kernel)
+        return any(
+            x.op == "dot_general" and x.weight and self._axes.depends(x) & params
+            for x in inner
+        )
+
+    def size(self, node: Node) -> float:
+        """The size of entries by constants, also before a rotation of pairs of them."""
+        node, factor = self.trunk(node)
+        if not self._is_turned(node):
+            return factor * self.inner(node) * self.unit(node)
+        sizes = {self.size(x) for x in node.operands if x.data}
+        by = math.prod(_root_mean_square(x) for x in node.operands)
+        return factor * by * (sizes.pop() if len(sizes) == 1 else 1.0)
+
+    def _is_turned(self, node: Node) -> bool:
+        if node.op in ("add", "sub"):
+            return all(x.op == "mul" and self._is_turned(x) for x in node.operands)
+        by_array = node.op == "mul" and any(
+            not (x.data or x.weight) and math.prod(x.shape) > 1 for x in node.operands
+        )
+        return node.data and (by_array or node.op in ("slice", "concatenate"))
+
+    def unit(self, node: Node) -> float:
+        """The size of a value's entries beside one that is divided by a mean.
+
+        It is 1 / n if the sum of n entries divides it, as in a softmax, and the root
+        of that if the root of a sum of n squares does. A Fourier transform sums n
+        entries of random signs, and its inverse divides by n.
+        """
+        node, _ = self.trunk(node)
+        if node.op == "fft":
+            size = math.prod(node.params["fft_lengths"])
+            return float(size ** (-0.5 if "I" in str(node.params["fft_type"]) else 0.5))
+        factor = 1.0
+        while node.op == "mul" and (gain := self.with_weight(node)) is not None:
+            factor *= self.trunk(gain)[1]
+            node, more = self.trunk(next(x for x in node.operands if x.data))
+            factor *= more
+        is_product = node.op == "dot_general" and not any(
+            node.params["dimension_numbers"][0]
+        )
+        known = any(not (x.data or node.weight) for x in node.operands)
+        if known or not (is_product or node.op in ("mul", "div")):
+            return 1.0
+        for by in node.operands:
+            total, rooted = self.normalizer(by)
+            if total is None:
+                continue
+            shape = total.operands[0].shape
+            size = math.prod(shape[a] for a in total.params["axes"])
+            if self.trunk(total.operands[0])[0] is self.trunk(node.operands[0])[0]:
+                return factor / float(size)  # entries of a softmax sum to one
+            if rooted:
+                return factor / math.sqrt(size)
+        if node.op != "div":  # e.g. by gates that sum to one, times their number
+            shares = [(self.unit(x), self.trunk(x)[1]) for x in node.operands]
+            factor *= math.prod(unit * more for unit, more in shares if unit != 1)
+            return factor
+        return 1.0
+
+    def normalizer(self, by: Node, *, means: bool = False) -> tuple[Node | None, bool]:
+        """The sum that a divisor is computed from, and whether as its root.
+
+        Args:
+          by: what something is divided by (or multiplied by, if it is an inverse).
+          means: whether the sum may be divided by a known number first.
+        """
+        total, rooted, constant = self._divisor(by)
+        return total if means or constant == 1 else None, rooted
+
+    @staticmethod
+    def _divisor(by: Node) -> tuple[Node | None, bool, float]:
+        """The same, and the constant on the sum, under the root."""
+        rooted, constant = False, 1.0
+        for _ in range(12):
+            if by.op == "reduce_sum":
+                return by, rooted, constant
+            rooted = rooted or by.op in ("sqrt", "rsqrt", "pow")
+            inner = [x for x in by.operands if x.data or (by.weight and x.weight)]
+            if len(inner) != 1:
+                break
+            if by.op in ("mul", "div"):
+                value = abs(by.operands[1].value or math.nan)
+                constant *= value if rooted else value**2
+            by = inner[0]
+        return None, rooted, constant
+
+
+def _is_homogeneous(node: Node) -> bool:
+    """Whether a positive factor of the operand is one of the result, as in ReLU."""
+    relu = node.op == "max" and any(x.value == 0 for x in node.operands)
+    return relu or node.op == "abs"
+
+
+def _root_mean_square(node: Node) -> float:
+    """The size of an array of constants; what is zero, as in a mask, does not count."""
+    if node.array is None:
+        return 1.0
+    entries = np.ravel(node.array)
+    entries = entries[np.isfinite(entries) & (entries != 0)]
+    return float(np.sqrt(np.mean(np.abs(entries) ** 2))) if entries.size else 1.0
+
+
+def _is_random(mask: Node) -> bool:
+    """Whether a mask is drawn from random bits."""
+    sources = itertools.islice(reach([mask], lambda node: node.operands), 200)
+    return any(node.op.startswith(("random", "threefry")) for node in sources)

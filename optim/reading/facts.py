@@ -1,0 +1,427 @@
+"""A model's program, and what was read from it."""
+
+import bisect
+import itertools
+import math
+from collections import Counter
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Set,
+)
+from typing import Any
+
+from ..scales.declare import Declarations
+from .axes import Axes, Event, Use
+from .branches import Branch, Branches
+from .factors import LINEAR, End, Failure
+from .heads import find_heads
+from .links import indices, is_kernel
+from .models import Reading
+from .program import MOVES, PRODUCTS, Node, earlier, origin, reach
+from .roles import find_roles
+from .sums import Sum, Sums
+from .totals import Totals
+
+_MULTILINEAR = ("add", "sub", "mul", "carry", "last", "scan_out", *PRODUCTS)
+
+Key = tuple[Hashable, frozenset[str]]  # the place of an addition, parameters
+
+
+class Facts:
+    """A model's program, and what was read from it.
+
+    Args:
+      reading: the program.
+      given: parameters whose axes the user declared.
+      growth: the axes of each parameter that grow from the base to the target.
+      opened: names a parameter alike in all blocks.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        given: Declarations,
+        growth: Mapping[str, frozenset[int]],
+        opened: Callable[[str], str],
+    ):
+        self.reading, program = reading, reading.program
+        self.opened = opened
+        self._paths: dict[int, list[str]] = {}
+        self._evaluations: dict[tuple[Hashable, int], int] = {}
+        self._evaluated: dict[Hashable, list[Node]] = {}  # the last of each
+        growing = frozenset(
+            (i, axis)
+            for i, path in enumerate(reading.path_of)
+            for axis in growth.get(path, ())
+        )
+        self.axes = Axes(program, growing)
+        self.roles = find_roles(reading, self.axes, given)
+        self.branches = Branches(program, self.axes)
+        self.factors = self.branches.factors
+        self.totals = Totals(program, self.axes, self.branches)
+        self.sums = Sums(program, self.axes, self.branches)
+        # Logits that each layer adds to those of the layer before are no stream.
+        self.branches.all = [
+            b for b in self.branches.all if b.add.id not in self.sums.totals
+        ]
+        self.heads = find_heads(reading, self.axes)
+
+    def events(self, path: str) -> list[Event]:
+        return self.axes.events[self.reading.path_of.index(path)]
+
+    def path(self, end: End) -> str:
+        return self.reading.path_of[end.param]
+
+    def param(self, path: str) -> Node:
+        return self.reading.program.params[self.reading.path_of.index(path)]
+
+    def ends(self, branch: Branch) -> set[str]:
+        return {self.path(end) for end in branch.ends}
+
+    def heads_within(self, path: str) -> int:
+        """The number of heads that share an axis with their inputs; 0 for none."""
+        role, param = self.roles[path], self.reading.path_of.index(path)
+        node, number = role.node if role else None, 0
+        for event in self.axes.events[param] if node is not None else ():
+            both = {*event.axes(Use.IN)} & {*event.axes(Use.COPY)}
+            if event.node is node and node.op == "dot_general" and both:
+                for index in indices(node):
+                    shared = index.out is not None and len(index.axes) > 1
+                    for k, a in index.axes.items() if shared else ():
+                        labels = self.axes.labels.get(node.operands[k].id, ())
+                        if labels and any((param, x) in labels[a] for x in both):
+                            number = max(number, 1) * node.operands[k].shape[a]
+        return number
+
+    def copies(self, path: str) -> int:
+        """The number of layers that a parameter holds, one beside the other."""
+        param = self.reading.path_of.index(path)
+        axes = {a for p, a in self.axes.sliced if p == param}
+        for event in self.axes.events[param]:
+            if event.node.op in ("scan_in", "slice") and not event.node.backward:
+                axes |= {*event.axes(Use.COPY)}
+        return math.prod(self.reading.leaves[path].shape[a] for a in axes)
+
+    def is_kernel(self, node: Node) -> bool:
+        """Whether a node is the product of a value and a kernel."""
+        is_product = node.op in PRODUCTS or node.id in self.axes.products
+        return is_product and any(x.weight for x in node.operands)
+
+    def paths(self, branch: Branch) -> list[str]:
+        """The parameters that are used inside a branch."""
+        if id(branch) not in self._paths:
+            self._paths[id(branch)] = [*self._inside(branch)]
+        return self._paths[id(branch)]
+
+    def _inside(self, branch: Branch) -> Iterator[str]:
+        skip = {branch.add.id} if branch.trunk.weight else set()
+        skip |= {branch.trunk.id} if branch.trunk.op == "concatenate" else set()
+        for i, path in enumerate(self.reading.path_of):
+            # What a kernel made, or rows that were looked up, is not used again by what
+            # it meets.
+            events = [
+                e
+                for e in self.axes.events[i]
+                if e.axes(Use.TABLE)
+                or e.axes(Use.IN)
+                or any(x.weight and i in self.axes.depends(x) for x in e.node.operands)
+            ]
+            used = {event.node.id for event in events}
+            if used & branch.inside and not used & (skip - branch.inside):
+                yield path
+
+    def names(self, branch: Branch) -> frozenset[str]:
+        """The parameters inside a branch, without the number of the block."""
+        return frozenset(map(self.opened, self.paths(branch)))
+
+    def kind(self, branch: Branch) -> Key:
+        """What a branch has in common with those of other layers."""
+        return branch.add.spot, self.names(branch)
+
+    def holds(self, branch: Branch) -> bool:
+        """Whether there are other branches inside a branch."""
+        return any(
+            x.add.id in branch.inside for x in self.branches.all if x is not branch
+        )
+
+    def outermost(self, branches: list[Branch]) -> list[Branch]:
+        """Those that are not within others."""
+        adds = {b.add.id: b for b in branches}
+        before: dict[int, Branch] = {}
+        following: dict[int, list[Branch]] = {}
+        for b in branches:
+            for x in self.branches.normed(b.trunk):
+                if x.id in adds:
+                    before[id(b)] = adds[x.id]
+                    following.setdefault(x.id, []).append(b)
+
+        def is_within(branch: Branch, other: Branch) -> bool:
+            """Whether the stream of a branch starts within another branch."""
+            if branch is other or branch.add.id not in other.inside:
+                return False
+            after = following.get(branch.add.id, ())
+            if any(x.add.id not in other.inside and x is not other for x in after):
+                return False  # of two streams that read each other
+            while id(branch) in before and before[id(branch)].add.id in other.inside:
+                branch = before[id(branch)]
+            return branch.trunk is other.trunk or branch.trunk.id in other.inside
+
+        return [b for b in branches if not any(is_within(b, x) for x in branches)]
+
+    def on_streams(self, branches: list[Branch]) -> set[int]:
+        """Ids of what leads from one addition to a stream to the next, e.g. of norms.
+
+        A branch may read another stream, and the gains that act on that.
+        """
+        ways = (x for b in branches for x in self.branches.normed(b.trunk))
+        ends = {b.add.id for b in branches}
+        return {x.id for x in ways if x.id not in ends and not self.is_kernel(x)}
+
+    def evaluation(self, layer: Hashable, node: Node) -> int:
+        """Which evaluation of a layer a node is of, e.g. on the second of two batches.
+
+        What is computed from an evaluation belongs to it, as in a loop over a layer.
+        """
+        if (layer, node.id) not in self._evaluations:
+            lasts = self._evaluated.setdefault(layer, [])
+            at = (i for i, x in enumerate(lasts) if self.reading.program.leads(x, node))
+            number = next(at, len(lasts))
+            lasts[number:] = [node, *lasts[number + 1 :]]
+            self._evaluations[layer, node.id] = number
+        return self._evaluations[layer, node.id]
+
+    def evaluated(self, branch: Branch) -> int:
+        """Which evaluation of its layer a branch is of."""
+        return self.evaluation((branch.add.spot, *self.paths(branch)), branch.add)
+
+    def repeats(self, branches: Iterable[Branch]) -> bool:
+        """Whether there are several, in one evaluation."""
+        return sum(b.runs for b in branches if not self.evaluated(b)) > 1
+
+    def inside(self, branches: list[Branch]) -> dict[str, tuple[int, int]]:
+        """How many branches use parameters, and how many layers these hold, by name."""
+        runs, layers = Counter[str](), Counter[str]()
+        for b in branches:
+            runs.update(dict.fromkeys(self.names(b), b.runs))
+        for path in {path for b in branches for path in self.paths(b)}:
+            layers[self.opened(path)] += self.copies(path)
+        return {name: (runs[name], layers[name]) for name in runs}
+
+    def outside(
+        self, branches: list[Branch], paths: Collection[str] | None = None
+    ) -> dict[str, tuple[int, int]]:
+        """In how many layers parameters act on streams, and how many they hold.
+
+        Some of that name act before a branch; a readout of each layer does not.
+        """
+        adds = sorted(b.add.id for b in branches)
+        ends = {b.add.id: b.end for b in branches}
+
+        def earlier(x: Node) -> list[Node]:
+            return [y for y in x.operands if y.data and y is not ends.get(x.id)]
+
+        ahead = reach([x for b in branches for x in earlier(b.add)], earlier)
+        inside = set().union(*(b.inside for b in branches)) - self.on_streams(branches)
+        before = {x.id for x in ahead} - inside
+        acts: dict[str, dict[tuple[int, int], int]] = {}
+        layers, early = Counter[str](), set[str]()
+        for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
+            if paths is not None and path not in paths:
+                continue
+            used = [e.node for e in events if e.is_use]
+            name = self.opened(path)
+            # Each layer once, between the same additions.
+            places = {(bisect.bisect(adds, x.id), x.loop): x.runs for x in used}
+            acts.setdefault(name, {}).update(places)
+            layers[name] += self.copies(path)
+            early |= {name for x in used if x.id in before}
+        return {name: (sum(acts[name].values()), layers[name]) for name in early}
+
+    def fed(
+        self, branches: list[Branch], path: str
+    ) -> tuple[float, list[Branch]] | None:
+        """The branches through which alone a parameter acts; how many of each copy."""
+        events = [e for e in self.events(path) if not e.node.backward]
+        fed: dict[int, Branch] = {}
+        param = self.reading.path_of.index(path)
+        for node in (e.node for e in events if e.is_use):
+            found = self.branches.feeding(node, param, branches)
+            if found is None:
+                return None
+            fed |= {b.add.id: b for b in found}
+        feeds, program = [*fed.values()], self.reading.program
+        loops = {e.node.loop for e in events if e.node.op == "scan_in"}
+        loops = {loop for loop in loops if not program.is_map(loop)}
+        # What a layer passes on, beyond its loop, is read by all blocks.
+        if loops and not all(loops & {*program.around(b.add.loop)} for b in feeds):
+            return None
+        number = sum(b.runs for b in feeds) / self.copies(path)
+        return (number, feeds) if feeds else None
+
+    def numbers(self) -> Counter[frozenset[str]]:
+        """The most terms of one sum that the same parameters compute."""
+        most: Counter[frozenset[str]] = Counter()
+        for terms in self.totals.all:
+            number: Counter[frozenset[str]] = Counter()
+            for branch in terms:
+                number[self.computed_by(branch)] += branch.runs
+            most |= number
+        return most
+
+    def computed_by(self, term: Branch) -> frozenset[str]:
+        """The parameters of the nearest kernels before a term, or of a bias."""
+        paths = {self.path(end) for end in term.ends if term.end.weight}
+        return frozenset(map(self.opened, paths or self.sources(term.end)))
+
+    def sources(self, node: Node, *, linear: bool = False) -> set[str]:
+        """The parameters of the nearest kernels before a node.
+
+        If `linear`, only those whose constants multiply the node, too.
+        """
+
+        def sources(at: Node) -> list[Node]:
+            if self.is_kernel(at):
+                return []
+            if not linear:
+                return [x for x in earlier(at) if x.data]
+            same = at.op in MOVES or at.op in LINEAR or at.op in _MULTILINEAR
+            return [x for x in at.operands if x.data] if same else []
+
+        return {
+            self.reading.path_of[param]
+            for at in reach([node], sources)
+            for x in at.operands
+            if x.weight and at.data
+            for axes in self.axes.labels.get(x.id, ())
+            for param, _ in axes
+        }
+
+    def side(self, node: Node) -> tuple[list[End], float]:
+        """The parameters that a factor is linear in, and its constant."""
+        try:
+            ends = self.factors.ends(node)
+        except Failure:
+            term, accumulates = self.factors.gained(node)
+            if accumulates:
+                return self.side(term)
+            return [], self.factors.size(node)
+        kernels = [e for e in ends if e.is_kernel] or ends
+        return ends, kernels[0].factor * kernels[0].unit
+
+    def params(self, side: Node) -> frozenset[str]:
+        return frozenset(self.path(e) for e in self.side(side)[0])
+
+    def all_params(self, of: Sum) -> frozenset[str]:
+        return frozenset().union(*map(self.params, of.sides))
+
+    def key(self, of: Sum) -> tuple[Any, ...]:
+        """What the same sum in another model has in common."""
+        exact = [frozenset(self.sources(x)) for x in of.sides]
+        return (
+            of.node.spot,
+            of.node.op,
+            # Layers may read those of all layers before.
+            *(frozenset(map(self.opened, paths)) for paths in exact),
+            self.evaluation((of.node.spot, of.node.op, *exact), of.node),
+        )
+
+    def sums_of(self, branch: Branch) -> list[tuple[Sum, float]]:
+        """Sums within a branch, with their constants before the kernel that ends it."""
+        inputs = [
+            self.factors.trunk(x)[0]
+            for end in branch.ends
+            if end.is_kernel
+            for x in end.node.operands
+            if x.data
+        ]
+        return [
+            (each, self.sums.later(each, inputs[0]))
+            for each in self.sums.all
+            if inputs and each.node.id in branch.inside
+        ]
+
+    def constant(self, node: Node) -> float:
+        """The constants on the result and on the input of a layer."""
+        factor = self.factors.outer(node) * self.factors.on_weight(node)
+        data = [x for x in node.operands if x.data]
+        if node.op in (*PRODUCTS, "mul") and data:
+            factor *= self.factors.unit(data[0])
+            if not self.factors.belongs_to_layer(data[0]):
+                factor *= self.factors.inner(data[0])
+        return factor
+
+    def parts_with(self, path: str, node: Node) -> list[Node]:
+        """The parameters that are joined to one kernel, in the order of the self."""
+        reading, labels = self.reading, self.axes.labels
+        own = reading.path_of.index(path)
+        places: dict[int, list[Any]] = {own: []}
+        weights = [labels.get(x.id, ()) for x in node.operands if x.weight]
+        for i, axes in enumerate(itertools.chain(*weights)):
+            for param, axis in axes:
+                places.setdefault(param, []).append((i, axis))
+        alike = [i for i in sorted(places) if places[i] == places[own]]
+        return [reading.program.params[i] for i in alike]
+
+    def readers(self, branch: Branch) -> dict[tuple[int, int], str]:
+        """Kernels that read a branch's result before it is added, and nothing else.
+
+        E.g. those of nodes in a graph, whose edges have a stream of their own. They
+        undo the multiplier that the end of the branch carries.
+
+        Returns:
+          {(id of the product, id of what it reads): path}; {} where other operations
+          read the result, too.
+        """
+        found: dict[tuple[int, int], str] = {}
+        uses, reached = self.axes.uses, [self.factors.trunk(branch.end)[0]]
+        for node in reached:  # which gets longer
+            for user in uses(node):
+                onto = user.op == "scatter-add"  # zeros, at places that data choose
+                others = user.operands[:1] if onto else user.operands
+                alone = not any(x.data or x.weight for x in others if x is not node)
+                stored = map(origin, user.operands)
+                kernels = [y.param for y in stored if y.param is not None]
+                if user is branch.add:
+                    continue
+                if is_kernel(user) and kernels:
+                    path = self.reading.path_of[kernels[0]]
+                    if sum(e.is_use for e in self.events(path)) > 1:
+                        return {}
+                    found[user.id, node.id] = path
+                elif alone and user.op in (*MOVES, *LINEAR, "mul", "scatter-add"):
+                    reached.append(user)
+                else:
+                    return {}
+        return found
+
+    def elsewhere(
+        self,
+        paths: Iterable[str],
+        nodes: Set[int],
+        stops: Set[tuple[int, int]],
+        others: Collection[Node] = (),
+    ) -> Node | None:
+        """A use of parameters apart from some nodes, or one with a way around `stops`.
+
+        Parameters can carry a multiplier for what they are used for alone, other than
+        for `others`: factors of the sums that need it, or kernels at a branch's end.
+        """
+        return next(
+            (
+                event.node
+                for path in paths
+                for event in self.events(path)
+                if event.is_use
+                and any(x.weight for x in event.node.operands)  # not rows of before
+                and (
+                    event.node.id not in nodes
+                    or self.branches.escapes(event.node, stops, others) is not None
+                )
+            ),
+            None,
+        )
