@@ -41,9 +41,11 @@ class Program:
     asks: str
     point: str = ""  # the name of the parametrization, where the table says it
 
-    def models(self, **remedy: bool) -> tuple[Any, Any, tuple[Any, ...], Any]:
-        """Base, target, inputs, and `call`."""
-        sizes = ((8, 2), (32, 6)) if self.deep else ((8,), (32,))
+    def models(
+        self, width: int = 32, depth: int = 6, **remedy: bool
+    ) -> tuple[Any, Any, tuple[Any, ...], Any]:
+        """Base (of width 8 and depth 2), target, inputs, and `call`."""
+        sizes = ((8, 2), (width, depth)) if self.deep else ((8,), (width,))
         small, large = (self.make(*each, **remedy) for each in sizes)
         if len(large) == 2:
             return small[0], large[0], large[1], None
