@@ -276,6 +276,7 @@ def test_an_own_chain_has_the_factors_of_groups():
     ("modules", "words"),
     [
         ({"middle": {}}, "similar paths are 'mid/w'"),
+        ({"hidden": {}}, "for all parameters of this role write 'role:hidden'"),
         ({"role:inner": {}}, "'role:inner' matches no parameter; the scales hold"),
         ({"^in": {}, "/b$": {}}, "'in/b' matches both '\\^in' and '/b\\$'"),
         ({"^in": {"lr": 1.0}}, "a group of parameters has learning_rate"),

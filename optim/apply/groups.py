@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ..rules.roles import Role
 from ..scales.group import Module
 from ..scales.patterns import Pattern
 from ..scales.table import Scales
@@ -27,6 +28,11 @@ def _matching(pattern: str, scales: Scales) -> list[str]:
         return found
     regex = Pattern("pattern", pattern)
     found = [path for path in scales if regex.matches(path)]
+    if not found and pattern in list(Role):
+        raise ValueError(
+            f"{pattern!r} matches no parameter path; for all parameters of this role "
+            f"write {_ROLE + pattern!r}"
+        )
     regex.check(scales)
     return found
 
