@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from ..apply.transforms import resolve
 from ..reading.leaves import is_nnx
 from ..rules.multipliers import carried
 from ..scales.paths import flatten
+from ..scales.patterns import Pattern
 from .activations import STREAM, Layer, Recording
 from .coord_hints import Facts
 from .coord_verdict import CoordCheck
@@ -97,14 +99,16 @@ def coord_check(
       ('wrong', True)
     """
     sweeps = _sweeps(widths, depths)
-    if steps < 1 or seeds < 1:
-        raise ValueError(f"steps={steps} and seeds={seeds} must be at least 1")
+    for name, count in (("steps", steps), ("seeds", seeds)):
+        if not isinstance(count, numbers.Integral) or count < 1:
+            raise ValueError(f"{name}={count!r} must be at least 1, a whole number")
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance={tolerance} must be a slope, e.g. 0.15")
     if batch is None:
         raise ValueError(
             "batch is missing; pass the batch that loss(model, batch) takes"
         )
+    Pattern("layers", layers)  # checks it
     keys = jnp.stack([jax.random.key(i) for i in range(seeds)])
     wanted = None if layers is None else re.compile(layers)
 
@@ -140,9 +144,12 @@ def _sweeps(
     if not swept:
         raise ValueError("nothing to compare; pass widths=(...), depths=(...) or both")
     for axis, sizes in swept.items():
-        if len(set(sizes)) < 2 or min(sizes) <= 0:
+        each = sizes if isinstance(sizes, Sequence | np.ndarray) else ()
+        whole = all(isinstance(x, numbers.Integral) and x > 0 for x in each)
+        if not whole or len(set(each)) < 2:
             raise ValueError(
-                f"{axis}s={tuple(sizes)} must be at least two different positive sizes"
+                f"{axis}s={sizes!r} must be at least two different positive sizes, "
+                "whole numbers, e.g. (64, 256, 1024)"
             )
     first = {axis: sizes[0] for axis, sizes in swept.items()}
     return {a: [{**first, a: size} for size in sizes] for a, sizes in swept.items()}
