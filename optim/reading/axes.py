@@ -71,6 +71,7 @@ class Axes:
         activation, the products that it sums (itself, for `dot_general`).
       seeds: (product, factor) ids of functions of parameters alone that are multiplied
         as activations, e.g. learned queries.
+      scalers: parameters that multiply each entry of a kernel by one of their own.
       states: for each product with a matrix that data changes, e.g. the state of linear
         attention, which operand it is, and the parameters that it starts from.
     """
@@ -94,6 +95,7 @@ class Axes:
         # For each function of parameters, the axes of those that scale the rows or
         # columns of a kernel in it, and the diagonal matrices of such parameters.
         self._gains: dict[int, frozenset[Axis]] = {}
+        self.scalers: set[int] = set()
         self._diagonal: set[int] = set()
         self._steps: dict[int, bool] = {}
         # Products of functions of parameters with constants, and the axes summed over.
@@ -232,6 +234,7 @@ class Axes:
                 self._normed.add(node.id)
             self._keep_gains(node)
             if node.op in ("mul", "div") and len(kernels) == 2:
+                kernels.sort(key=_is_odd)
                 self._add_gains(node, [self._joined(node, [x]) for x in kernels])
             elif node.op in ("mul", "select_n") and self._is_diagonal(node):
                 both = NONE.union(*self.labels[node.id])
@@ -289,12 +292,18 @@ class Axes:
                 self._diagonal.add(node.id)
 
     def _add_gains(self, node: Node, sides: Sequence[Labels]) -> None:
-        """Of two parameters, one may scale the rows or columns of the other."""
+        """Of two parameters, one may scale the rows or columns of the other.
+
+        Or each entry: both are kernels then.
+        """
         for one, other in (sides, sides[::-1]):
             at, of = ({a for a, x in enumerate(side) if x} for side in (one, other))
+            own = _params(other)
+            found = {x for axes in one for x in axes if x[0] not in own}
+            if at <= of and self._is_square(one) and found:
+                self.scalers |= {param for param, _ in found}
+                return
             if at < of:
-                own = _params(other)
-                found = {x for axes in one for x in axes if x[0] not in own}
                 self._gains[node.id] = self._gains.get(node.id, NONE) | found
 
     def _multiply(self, node: Node, data: Node, kernel: Node) -> None:
@@ -302,6 +311,8 @@ class Axes:
         labels = self._of(kernel)
         spread = self._spread.get(data.id, frozenset())
         self._carry_results(node)
+        if self._copied.get(origin(data).id):
+            self._add_gains(node, [self._joined(node, [kernel]), self.entries(node)])
         if any(labels) and len(self._uses.get(node.id, ())) == 1:
             self._pending[node.id] = [(labels, node, spread)]
             self._spread[node.id] = spread
@@ -313,7 +324,8 @@ class Axes:
         waiting = [x for x in node.operands if x.id in self._pending]
         if not waiting or node.op == "reduce_sum":
             return False
-        moved = node.op in MOVES or is_scaled(node)
+        by = [x for x in node.operands if x.weight and node.op == "mul"]
+        moved = node.op in MOVES or is_scaled(node) or any(map(self._is_kernel, by))
         added = node.op in ("add", "sub") and all(
             x in waiting or self._copied.get(origin(x).id) for x in node.operands
         )
@@ -334,6 +346,11 @@ class Axes:
                     kept = (x.out for x in indices(node) if x.axes.get(k) in spread)
                     equal = new.union(a for a in kept if a is not None)
                     terms.append((self._moved(node, each), product, frozenset(equal)))
+            for kernel in filter(self._is_kernel, by):
+                own = self._joined(node, [kernel])
+                self._add_gains(node, [own, terms[0][0]])
+                terms.append((own, node, self._spread.get(waiting[0].id, frozenset())))
+            self._keep_gains(node)
             return True
         for source in dict.fromkeys(waiting):
             self._settle(source)
@@ -342,7 +359,8 @@ class Axes:
     def _settle(self, node: Node, summed: Sequence[int] = ()) -> None:
         """Pending products meet a sum over some axes, or something else."""
         for labels, product, spread in self._pending.pop(node.id):
-            gains = NONE.union(*(self._gains.get(x.id, NONE) for x in product.operands))
+            sources = node, product, *product.operands
+            gains = NONE.union(*(self._gains.get(x.id, NONE) for x in sources))
             marks = [(labels[a] & gains, Use.ENTRY) for a in summed]
             inside = any(labels[a] for a in summed)
             for axis, axes in enumerate(labels):
@@ -351,7 +369,8 @@ class Axes:
                 elif not inside:
                     use = Use.ENTRY
                 else:
-                    use = Use.OUT if axis in spread else Use.COPY
+                    own = axis in spread or _params(labels) & self.scalers
+                    use = Use.OUT if own else Use.COPY
                 marks.append((axes, use))
             self._mark(product, marks)
 
@@ -965,7 +984,13 @@ class Axes:
         """
         terms = reach(
             [origin(node.operands[0])],
-            lambda x: map(origin, x.operands) if x.op in ("add", "sub") else (),
+            lambda x: (
+                map(origin, x.operands)
+                if x.op in ("add", "sub")
+                else [origin(y) for y in x.operands if y.data]
+                if x.op == "mul" and any(y.weight for y in x.operands)
+                else ()
+            ),
         )
         for term in terms:
             products = self.kernel_sums.get(term.id, [])
@@ -980,6 +1005,12 @@ class Axes:
 
     _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
     _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce
+
+
+def _is_odd(node: Node) -> bool:
+    """Whether a kernel is zero where its parameters are: no exp or sigmoid of them."""
+    inner = reach([node], lambda x: x.operands)
+    return not any(x.op in ("exp", "logistic") for x in inner)
 
 
 def _weights_of(node: Node) -> list[Node]:

@@ -15,7 +15,7 @@ from .growth import grown, same_parametrization
 from .logits import Logits, settle_states
 from .models import Reading
 from .pair import Pair, check_loops
-from .readouts import Readouts
+from .readouts import POWERS, Readouts
 from .roles import Found, remedy
 
 
@@ -101,7 +101,7 @@ def _scale(pair: Pair, depth: Depth, path: str) -> ParamScale:
     carried = 1.0
     if not role.in_axes:  # a bias, of which the sum of all is to stay
         heads_in, carried = 1.0, 1 / heads_in
-    return grown(
+    scale = grown(
         role,
         pair.shapes[path],
         fractional=pair.fractional,
@@ -114,6 +114,9 @@ def _scale(pair: Pair, depth: Depth, path: str) -> ParamScale:
         heads_out=heads_out,
         carried=carried,
     )
+    # The kernel whose entries it multiplies is as small as one of its role.
+    power = POWERS.get(scale.role, 0.0) if pair.large.scales_entries(path) else 0.0
+    return dataclasses.replace(scale, carried=scale.carried * scale.width_in**power)
 
 
 def _is_unknown(pair: Pair, path: str) -> bool:

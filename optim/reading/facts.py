@@ -83,6 +83,10 @@ class Facts:
     def ends(self, branch: Branch) -> set[str]:
         return {self.path(end) for end in branch.ends}
 
+    def scales_entries(self, path: str) -> bool:
+        """Whether each entry of a parameter multiplies one of a kernel."""
+        return self.reading.path_of.index(path) in self.axes.scalers
+
     def heads_within(self, path: str) -> int:
         """The number of heads that share an axis with their inputs; 0 for none."""
         role, param = self.roles[path], self.reading.path_of.index(path)

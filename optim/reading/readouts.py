@@ -11,7 +11,7 @@ from .roles import Found
 from .sums import Sum
 
 # By which power of a fan-in the initial entries of a kernel shrink.
-_POWERS = {Role.INPUT: 0.0, Role.HIDDEN: 0.5, Role.OUTPUT: 1.0}
+POWERS = {Role.INPUT: 0.0, Role.HIDDEN: 0.5, Role.OUTPUT: 1.0}
 
 
 class Readouts:
@@ -39,7 +39,7 @@ class Readouts:
                 scale, path = self._carry.found[role.path], role.path
                 if role.tied_node:
                     self._follow_tied(path, path in known)
-                if role.tied_node or scale.role not in _POWERS:
+                if role.tied_node or scale.role not in POWERS:
                     continue
                 assert role.node is not None
                 if path in known:
@@ -73,7 +73,7 @@ class Readouts:
         if not (after and first) or self._large.sums.is_scale_free(node):
             return
         scale = self._carry.found[role.path]
-        right = scale.width_in ** -_POWERS[scale.role]
+        right = scale.width_in ** -POWERS[scale.role]
         rest = right / ratio * first / after
         if alike(rest, 1):
             return

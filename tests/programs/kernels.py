@@ -696,20 +696,59 @@ def kernels_mixed_from_rows_of_all_their_entries_before_a_norm(n, remedy=False):
     return p, X, call
 
 
-# A Kolmogorov-Arnold network: the sum over inputs is of two kernels' results.
-@program({"0/[cb]": "I", "1/[cb]": "H", "2/[cb]": "O"})
-def sums_of_two_functions_on_each_edge(n):
-    sizes = itertools.pairwise([3, n, n, 2])
-    p = {str(i): zeros(c=(a, b, 6), b=(a, b)) for i, (a, b) in enumerate(sizes)}
+# Kolmogorov-Arnold networks: the sum over inputs is of two kernels' results. A scale on
+# each edge multiplies a kernel's entries, of n^-1/2, so its updates are of n^-1/2, too.
+EDGES = {
+    "": lambda x, z, w: (
+        jax.nn.silu(x)[..., None] * w["b"] + jnp.einsum("big,iog->bio", z, w["c"])
+    ).sum(1),
+    "_with_scales": lambda x, z, w: (
+        w["b"] * jax.nn.silu(x)[..., None]
+        + w["s"] * jnp.einsum("big,iog->bio", z, w["c"])
+    ).sum(-2),
+    "_with_scales_of_both": lambda x, z, w: (
+        w["s"] * (jax.nn.silu(x)[..., None] * w["b"])
+        + w["s"] * (z[:, :, None] * w["c"]).sum(-1)
+    ).sum(1),
+    "_with_scaled_kernels": lambda x, z, w: (
+        jax.nn.silu(x) @ w["b"]
+        + jnp.einsum("big,iog->bo", z, w["c"] * w["s"][..., None])
+    ),
+}
+for name, edges in EDGES.items():
 
-    def call(p, x):
-        for w in p.values():
-            bumps = jnp.exp(-((x[..., None] - jnp.linspace(-2, 2, 6)) ** 2))
-            edges = jnp.einsum("big,iog->bio", bumps, w["c"])
-            x = (jax.nn.silu(x)[..., None] * w["b"] + edges).sum(1)
-        return x
+    def make(n, edges=edges, scaled="scale" in name):
+        sizes = itertools.pairwise([3, n, n, 2])
+        more = [{"s": (a, b)} if scaled else {} for a, b in ((3, n), (n, n), (n, 2))]
+        p = {
+            str(i): zeros(c=(a, b, 6), b=(a, b), **more[i])
+            for i, (a, b) in enumerate(sizes)
+        }
 
-    return p, (floats(4, 3),), call
+        def call(p, x):
+            for w in p.values():
+                z = jnp.exp(-((x[..., None] - jnp.linspace(-2, 2, 6)) ** 2))
+                x = edges(x, z, w)
+            return x
+
+        return p, (floats(4, 3),), call
+
+    make.__name__ = f"sums_of_two_functions_on_each_edge{name}"
+    roles = {"0/[cb]": "I", "1/[cbs]": "H", "2/[cb]": "O", "0/s": "I|V", "2/s": "O|V"}
+    program(roles, carries={"1/s": 2.0})(make)
+
+ENTRIES = {
+    "hadamard": lambda p: p["s"] * p["w"],
+    "sigmoid": lambda p: jnp.tanh(p["w"]) * jax.nn.sigmoid(p["s"]),
+}
+for name, kernel in ENTRIES.items():
+
+    def make(n, kernel=kernel):
+        p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), s=(n, n))
+        return p, X, lambda p, x: features(p, x) @ kernel(p) @ p["out"]
+
+    make.__name__ = f"product_of_the_entries_of_kernels_{name}"
+    program({**ENDS, "w|s": "H"}, carries={"s": 2.0})(make)
 
 
 @program({"in": "I", "w|v": "H", "out": "O"}, carries={"w": 4.0})
