@@ -28,7 +28,6 @@ from .check.coord_check import coord_check
 from .check.coord_hints import Verdict
 from .check.coord_verdict import CoordCheck
 from .check.explain import Explanation, explain
-from .check.judging import Checked
 from .reading.infer import infer_scales
 from .rules.multipliers import Family, Multipliers, multipliers
 from .rules.parametrizations import (
@@ -46,7 +45,6 @@ from .scales.table import ChainWarning, Scales
 __all__ = [
     "ChainCheck",
     "ChainWarning",
-    "Checked",
     "CoordCheck",
     "Declarations",
     "Explanation",

@@ -90,11 +90,13 @@ UNDONE = (
     "has no effect on its update, or only part of it",
     "put clipping first, then the transform that makes the update, then scale_by",
 )
-DECAYS = ("the weight decay of 'head'", "put add_decayed_weights after")
+DECAYS = ("the weight decay of 'embed' is scaled", "put add_decayed_weights after")
 GROWS = ("makes the weights grow", "before the learning rate")
-CLIMBS = ("points along its gradient", "the learning rate needs a minus")
-NORMALIZES = ("normalize_gradients changes its size", "drop it with SGD")
-ALONE = ("is its weight decay alone", "freeze it after the decay")
+CLIMBS = ("points along its gradient", "the learning rate needs one minus")
+NORMALIZES = ("e.g. a normalize_gradients that stands after", "used with SGD")
+ALONE = ("is its whole update", "freeze parameters, use optax.partition")
+FROZEN = (*CLIMBS, "optax.masked passes", "optax.set_to_zero()")
+ONE_NORMAL = ("before eps is added", "use one normalize_gradients", "has its own")
 UNSCALED = ("no transform of optim.chain scales", "put optim.scale_by_parametrization")
 
 # The links of a chain, and what is said of them.
@@ -128,37 +130,33 @@ WRONG = {
         (normalize(), ADAM, TRUST, scale(), RATE),
         ("pass family='relative'",),
     ),
-    "an accumulator larger than gradients": (
-        (optax.scale_by_rss(), scale(), RATE),
-        ("initial accumulator is larger", "put optim.normalize_gradients(scales)"),
-    ),
     "momentum as adam": ((optax.trace(0.9), scale(), RATE), ("pass family='sgd'",)),
     "NovoGrad as adam": (
         (optax.scale_by_novograd(), scale(), RATE),
-        ("'embed'", "2 times too small", "pass family='spectral'"),
+        ("'embed'", "should be 1 times", "pass family='spectral'"),
     ),
     "norms for sizes": (
         (normalize(), ADAM, optax.scale_by_param_block_norm(), scale("lamb"), RATE),
-        ("'embed'", "times too large"),
+        ("'embed'", "should be 1 times", "in none of the families"),
     ),
     "one scaling for two families": (
         (
             optax.partition({"a": optax.adam(0.1), "b": optax.sgd(0.1)}, LABELS),
             scale(),
         ),
-        ("'hidden'", "4 times too small", "put a scaling into each branch"),
+        ("'hidden'", "should be 0.25", "put a scaling into each branch"),
     ),
     # Gradients that are normalized wrongly.
-    "normalizing before an alias": ((normalize(), adam()), ("normalized twice",)),
+    "normalizing before an alias": ((normalize(), adam()), ONE_NORMAL),
     "normalizing twice": (
         (normalize(), normalize(), ADAM, scale(), RATE),
-        ("normalized twice", "use one normalize_gradients"),
+        ONE_NORMAL,
     ),
     "normalizing for sgd": ((normalize(), scale("sgd"), RATE), NORMALIZES),
     "normalizing updates": ((ADAM, normalize(), scale(), RATE), NORMALIZES),
     "normalizing by other rules": (
         (normalize(scales_for(8, "ntk")), ADAM, scale(), RATE),
-        ("before eps is added", "give normalize_gradients and the scaling the same"),
+        ("before eps is added", "with the scales of the scaling"),
     ),
     # Clipping in the wrong place.
     "clipping after the scaling": (
@@ -172,10 +170,10 @@ WRONG = {
     ),
     # Weight decay in the wrong place.
     "an alias after decay": ((DECAY, sgd()), (*DECAYS, "optim.build_optimizer")),
-    "after adamw": ((optax.adamw(0.1), scale()), (*DECAYS, "by 0.25")),
+    "after adamw": ((optax.adamw(0.1), scale()), DECAYS),
     "after a masked adamw in MultiSteps": (
         (accumulate(optax.adamw(0.1, mask=dict.fromkeys(PARAMS, True))), scale()),
-        (*DECAYS, "by 0.25"),
+        DECAYS,
     ),
     "decay through adam": (
         (DECAY, normalize(), ADAM, scale(), RATE),
@@ -206,11 +204,11 @@ WRONG = {
     # Masks.
     "frozen by a mask": (
         (masked(adam(), "embed", "head"),),
-        ("'hidden'", "is its gradient", "optax.masked", "optax.set_to_zero()"),
+        ("'hidden'", *FROZEN),
     ),
     "frozen by a mask, clipped": (
         (optax.clip_by_global_norm(1.0), masked(sgd(), "embed")),
-        ("'head'", "'hidden'", "is its gradient", "optax.set_to_zero()"),
+        ("'head'", "for 1 more", *FROZEN),
     ),
 }
 
@@ -233,7 +231,7 @@ def test_a_plain_chain_is_seen_through(case):
 
 def test_it_is_refused_under_jit_and_eval_shape_too():
     for start in (jax.jit, lambda init: lambda p: jax.eval_shape(init, p)):
-        with refuses("the weight decay of 'head'"):
+        with refuses("the weight decay of 'embed' is scaled"):
             start(optim.chain(optax.adamw(0.1), scale()).init)(PARAMS)
 
 
@@ -255,6 +253,10 @@ def test_something_else_than_a_transform_is_refused():
 
 
 UNSURE = {
+    "an accumulator larger than gradients": (
+        (optax.scale_by_rss(), scale(), RATE),
+        "put normalize_",
+    ),
     "an eps without normalized gradients": ((ADAM, scale(), RATE), "put normalize_"),
     "clipped entries of sgd": ((optax.clip(1.0), sgd()), "tune the threshold again"),
     "clipped sgd": ((optax.clip_by_global_norm(1.0), sgd()), "tune the threshold"),
@@ -389,22 +391,6 @@ def test_right_chains_are_not_refused_and_are_optaxs(case):
         assert optim.check_chain(theirs, SCALES).hints == ()
 
 
-def test_a_mask_by_the_number_of_axes_decays_stacked_norms():
-    def stacked(n):
-        blocks = {"w": jnp.ones((3, n, n)), "gain": jnp.ones((3, n))}
-        return {"blocks": blocks, "bias": jnp.ones(n)}
-
-    axes = {"w$": "layers: i -> o", "gain": "layers: -> d", "bias": "d"}
-    scales = optim.infer_scales(stacked(8), stacked(32), axes=axes)
-    kernels = optax.add_decayed_weights(
-        0.1, lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
-    )
-    scaling = optim.scale_by_parametrization(scales)
-    tx = optim.chain(optim.normalize_gradients(scales), ADAM, scaling, kernels, RATE)
-    with pytest.warns(optim.ChainWarning, match="'blocks/gain'.*norm scale in each"):
-        tx.init(stacked(32))
-
-
 def test_masks_by_names_choose_the_same_parameters_without_params():
     def layers(n):
         return {k: {"kernel": v, "bias": v[0]} for k, v in mlp(n).items()}
@@ -415,7 +401,7 @@ def test_masks_by_names_choose_the_same_parameters_without_params():
         0.1, lambda tree: {k: {"kernel": True, "bias": False} for k in tree}
     )
     parts = ADAM, decay, optim.scale_by_parametrization(scales), RATE
-    with refuses("the weight decay of 'head/kernel'", "must not be scaled"):
+    with refuses("the weight decay of 'embed/kernel' is scaled", "for 2 more"):
         optim.check_chain(optax.chain(*parts), scales)
 
 
@@ -450,9 +436,9 @@ def test_traced_hyperparameters_are_not_run():
 
 
 def test_a_missing_scaling_names_path_and_factor():
-    with refuses("'head'", "1 times the base's", "should be 0.25", "4 times too large"):
+    with refuses("'head'", "1 times the base's", "should be 0.25"):
         optim.check_chain(optax.adam(0.1), SCALES)
-    with refuses("'embed'", "0.25 times the base's", "4 times too small"):
+    with refuses("'embed'", "0.25 times the base's", "should be 1 times"):
         optim.check_chain(optax.sgd(0.1), SCALES)
 
 
@@ -469,7 +455,7 @@ def test_layerwise_learning_rates_are_a_users_own_choice():
 
 
 def test_another_parametrization_than_the_optimizers_is_named():
-    with refuses("tx scales by mup, and this check is for ntk", "the same scales"):
+    with refuses("other scales (mup) than those of this check (ntk)", "give both"):
         optim.check_chain(adam(), scales_for(8, "ntk"))
 
 
@@ -580,7 +566,7 @@ EVERY = {
 def test_every_right_optimizer_passes(scales, name):
     check = optim.check_chain(EVERY[name](scales), scales)
     assert check.hints == ()
-    assert all(check.rows[path].factor is not None for path in scales)
+    assert all(check.factors[path] is not None for path in scales)
 
 
 MISTAKES = ("missing", "twice", "before", "decay", "family", "one leaf")

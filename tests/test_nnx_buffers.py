@@ -70,7 +70,7 @@ def test_the_scales_fit_the_parameters_of_a_module_with_buffers(buffer):
     tx = optim.adam(1e-2, scales)
     nnx.Optimizer(model, tx, wrt=nnx.Param)
     check = optim.check_chain(tx, scales)
-    assert set(check.rows) == PARAMETERS
+    assert set(check.factors) == PARAMETERS
 
 
 def test_the_scales_of_a_weight_norm_are_no_parameters():

@@ -193,9 +193,9 @@ def test_muon_orthogonalizes_each_segment(layout, nested):
 def test_a_chain_is_checked_on_the_segment_that_grows_most(optimizer):
     scales = scales_of("early_logits_and_features_in_one_kernel")
     tx = getattr(optim, optimizer)(0.1, scales)
-    row = optim.check_chain(tx, scales).rows["h"]
+    factor = optim.check_chain(tx, scales).factors["h"]
     assert [part.role for part in scales["h"].parts] == ["output", "hidden"]
-    assert row.factor == pytest.approx(
+    assert factor == pytest.approx(
         optim.multipliers(scales["h"].parts[1], scales.parametrization).learning_rate,
         rel=0.05,
     )

@@ -21,7 +21,7 @@ from ..rules.traced import Traced
 from ..scales.paths import flatten, nested
 from ..scales.probe import mode
 from ..scales.table import ChainWarning, Scales
-from .judging import Checked, judge
+from .judging import judge
 from .probing import Leaf, Probe, TracedError, Unchecked, acting, probe_shapes
 
 _OTHER_TREE = (
@@ -43,30 +43,25 @@ class ChainCheck:
     """Result of `check_chain`; print it for the verdict.
 
     Attributes:
-      rows: result of each parameter, by path.
+      factors: by path, the size of the target's update relative to the base's; None if
+        it is zero, or cannot be measured.
+      hints: what may be wrong, a sentence for each kind of mistake.
 
     Source: docs/chains.md.
 
     Examples:
-      >>> ChainCheck({"w": Checked(0.25, 0.25)}).hints
-      ()
+      >>> ChainCheck({"w": 0.25})
+      1 of 1 parameters have updates of the right size
     """
 
-    rows: Mapping[str, Checked]
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        """What may be wrong, a few sentences for each kind of mistake."""
-        return _summary(row.hint for row in self.rows.values())
+    factors: Mapping[str, float | None]
+    hints: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<ChainCheck: {self}>"
-
-    def __str__(self) -> str:
-        known = [r for r in self.rows.values() if r.factor is not None]
-        line = f"{len(known)} of {len(self.rows)} parameters have updates of the "
+        known = [factor for factor in self.factors.values() if factor is not None]
+        line = f"{len(known)} of {len(self.factors)} parameters have updates of the "
         line += "right size"
-        if len(known) < len(self.rows):
+        if len(known) < len(self.factors):
             line += "; the others were not updated, or could not be measured"
         return "\n".join([line, *(f"hint: {hint}" for hint in self.hints)])
 
@@ -106,9 +101,9 @@ def check_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
       >>> optim.check_chain(optax.adam(0.1), scales)
       Traceback (most recent call last):
       ...
-      ValueError: the update of 'out' is 1 times the base's and should be 0.25 times: \
-it is 4 times too large; no scaling acts on it: use an optimizer of mupax.optim, or \
-add scale_by_parametrization after the transform that makes the update
+      ValueError: the update of 'out' is 1 times the base's and should be 0.25 times; \
+no scaling acts on it: use an optimizer of mupax.optim, or add \
+scale_by_parametrization after the transform that makes the update
     """
     point = resolve(scales)
     if not (callable(getattr(tx, "init", None)) and callable(tx.update)):
@@ -136,7 +131,8 @@ add scale_by_parametrization after the transform that makes the update
     shifts = {path: shift(scale, point) for path, scale in held.items()}
     try:
         with _explained_trees():
-            rows, problems = judge(Probe(tx, tree, leaves, shifts), rules, scales)
+            probe = Probe(tx, tree, leaves, shifts)
+            factors, problems, hints = judge(probe, rules, scales)
     except Unchecked:
         raise
     except jax.errors.JAXTypeError as error:
@@ -147,22 +143,20 @@ add scale_by_parametrization after the transform that makes the update
             f"({type(error).__name__}: {error}); pass params=... if it holds trees of "
             "masks or labels, or check the optimizer inside of it (lookahead, SAM)"
         ) from error
-    if lines := _summary(problems):
-        raise ValueError("\n".join(lines))
-    return ChainCheck(rows)
+    if problems:
+        raise ValueError("\n".join(_summary(problems)))
+    return ChainCheck(factors, tuple(_summary(hints)))
 
 
-def _summary(sentences: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """The first few sentences of each kind, and how many follow."""
+def _summary(sentences: Iterable[str]) -> list[str]:
+    """The first sentence of each kind, and how many follow."""
     kinds: dict[str, list[str]] = {}
-    for sentence in filter(None, sentences):
+    for sentence in sentences:
         kinds.setdefault(sentence.partition(" of '")[0], []).append(sentence)
-    lines = []
-    for group in kinds.values():
-        lines += group[:most]
-        if len(group) > most:
-            lines.append(f"... and the same for {len(group) - most} more parameters")
-    return tuple(lines)
+    return [
+        f"{first} (and so for {len(rest)} more parameters)" if rest else first
+        for first, *rest in kinds.values()
+    ]
 
 
 # --- optim.chain ---
