@@ -275,7 +275,7 @@ def test_schedule_free_leaves_no_average_of_gradients_beside_muon():
 @pytest.mark.parametrize("key", ["precondition_frequency", "block_size"])
 @pytest.mark.parametrize("name", ["soap", "shampoo"])
 def test_a_number_of_steps_or_a_size_below_one_is_an_error(name, key):
-    with pytest.raises(ValueError, match=f"{key}=0 must be at least 1"):
+    with pytest.raises(ValueError, match=f"{key}=0 must be a number, at least 1"):
         getattr(optim, name)(0.1, scales_of(), **{key: 0})
 
 

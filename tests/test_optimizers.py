@@ -515,7 +515,7 @@ def test_an_unknown_mask_is_refused():
 
 @pytest.mark.parametrize("name", ["b1", "eps"])
 def test_a_schedule_that_is_not_of_a_rate_is_refused(name):
-    match = f"{name}=.* must be a number; schedule it by optax.inject_hyperparams"
+    match = f"{name}=.* must be a number, .*; schedule it by optax.inject_hyperparams"
     with pytest.raises(ValueError, match=match):
         optim.adam(0.1, scales_for("mup"), **{name: optax.constant_schedule(0.9)})
 
@@ -576,24 +576,3 @@ def test_a_mask_from_an_nnx_state_or_model_works_as_a_function_does(source):
     np.testing.assert_allclose(model.kernel[...], 0.9 * before, rtol=1e-6)
     with pytest.raises(ValueError, match="no entry for parameter 'kernel'"):
         optim.adamw(0.1, scales, mask={"bias": True}).init(params)
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_a_mask_may_have_the_name_of_either_release_of_optax(name):
-    decay, _ = MASKS[name]
-    params = tree(32, 8)
-    updates = []
-    for mask in ("mask", "weight_decay_mask"):
-        options = {decay: 0.5, mask: "matrices"}
-        tx = getattr(optim, name)(0.1, scales_for("depth_mup"), **options)
-        updates.append(tx.update(params, tx.init(params), params)[0])
-    jax.tree.map(np.testing.assert_array_equal, *updates)
-
-
-def test_a_mask_that_decays_biases_of_a_stack_is_a_warning():
-    with pytest.warns(optim.ChainWarning, match="True for 'blocks/bias'"):
-        optim.adamw(
-            0.1,
-            SCALES,
-            mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p),
-        ).init(tree(32, 8))

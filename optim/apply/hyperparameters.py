@@ -14,73 +14,63 @@ from ..scales.table import Scales, check_scales
 Arguments = ParamSpec("Arguments")
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 
-_MASKS = ("mask", "weight_decay_mask")
-# Ends of the names of hyperparameters that may be schedules, or that have a range.
+# By the end of a hyperparameter's name: its least value, and the first that is too
+# large. The first three may be schedules.
 _SCHEDULED = ("learning_rate", "weight_decay", "weight_decay_rate")
-_AVERAGES = ("b1", "b2", "beta", "shampoo_beta", "momentum")
+_OTHERS = ("eps", "eps_root", "clipping_threshold", "consistent_rms", "decay_rate")
+_AVERAGES = ("b1", "b2", "beta", "momentum")
 _SIZES = ("precondition_frequency", "block_size")
-_POSITIVE = (*_SCHEDULED, "eps", "eps_root")
-_OTHERS = ("clipping_threshold", "consistent_rms", "decay_rate")
-_NUMBERS = {*_AVERAGES, *_SIZES, *_POSITIVE, *_OTHERS}
+_RANGES = {
+    **dict.fromkeys((*_SCHEDULED, *_OTHERS), (0, math.inf)),
+    **dict.fromkeys(_AVERAGES, (0, 1)),
+    **dict.fromkeys(_SIZES, (1, math.inf)),
+}
 
 
 def checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimizer]:
-    """Check the hyperparameters of an optimizer by their names.
-
-    The mask may have either of its names: releases of Optax differ in them.
-    """
-    build: Callable[..., Optimizer] = make
+    """Check the hyperparameters of an optimizer by their names."""
     parameters = inspect.signature(make).parameters
-    own = next((name for name in _MASKS if name in parameters), "")
 
     @functools.wraps(make)
     def make_checked(*args: Arguments.args, **options: Arguments.kwargs) -> Optimizer:
-        named = {
-            own if own and name in _MASKS else name: value
-            for name, value in options.items()
-        }
-        given = dict(zip(parameters, args, strict=False)) | named
+        given = dict(zip(parameters, args, strict=False)) | options
         for name, value in given.items():
-            if name in parameters and name.removeprefix("adam_") in _NUMBERS:
-                kinds = get_args(parameters[name].annotation)
-                _check(name, value, optional=type(None) in kinds)
+            optional = name in parameters and type(None) in get_args(
+                parameters[name].annotation
+            )
+            if not (value is None and optional):
+                _check(name, value)
         if "scales" in given:
             check_scales(given["scales"])
-        return build(*args, **named)
+        return make(*args, **options)
 
     return make_checked
 
 
-def _check(name: str, value: Any, *, optional: bool) -> None:
+def _check(name: str, value: Any) -> None:
     """Raise a `ValueError` if a hyperparameter cannot be right."""
+    kind = next((end for end in _RANGES if name.endswith(end)), None)
+    if kind is None or isinstance(value, jax.core.Tracer):
+        return
     if isinstance(value, Scales):
         raise ValueError(
             f"{name} is a Scales, so the arguments are swapped; pass the learning "
             "rate first, e.g. optim.adamw(1e-3, scales)"
         )
-    if (value is None and optional) or isinstance(value, jax.core.Tracer):
+    if callable(value) and kind in _SCHEDULED:
         return
-    scheduled = name.endswith(_SCHEDULED)
-    if callable(value) and scheduled:
-        return
+    least, most = _RANGES[kind]
     try:
-        finite = math.isfinite(value)
+        fits = least <= value < most
     except TypeError:
-        remedy = "; schedule it by optax.inject_hyperparams" if callable(value) else ""
+        fits = False
+    if not fits:
+        below = f"below {most}" if most < math.inf else "finite"
+        remedy = "schedule it by optax.inject_hyperparams"
+        if kind in _SCHEDULED:
+            remedy = "a schedule is a function of the step"
+        if kind == "learning_rate":
+            remedy += "; to maximize, put optax.scale(-1.0) before it in an optax.chain"
         raise ValueError(
-            f"{name}={value!r} must be a number"
-            + (" or a schedule" if scheduled else remedy)
-        ) from None
-    if not finite:
-        raise ValueError(f"{name}={value} must be finite")
-    if name in _SIZES and value < 1:
-        raise ValueError(f"{name}={value} must be at least 1")
-    if name.endswith(_AVERAGES) and not 0 <= value < 1:
-        raise ValueError(f"{name}={value} must be at least 0 and below 1")
-    if name.endswith(_POSITIVE) and value < 0:
-        minus = (
-            ": the optimizer adds the minus; to maximize, put optax.scale(-1.0) before "
-            "it in an optax.chain"
+            f"{name}={value} must be a number, at least {least} and {below}; {remedy}"
         )
-        rate = name.endswith("learning_rate")
-        raise ValueError(f"{name}={value} must not be negative{minus * rate}")

@@ -279,7 +279,8 @@ class _Parameter:
             if not (one > 0 and _near(two, 2 * one)):
                 return 1.0
         base, target = (rms(self.update(which, _TINY, 0.0)) for which in Mode)
-        return target / base / self.rate
+        normal: float = target / base / self.rate
+        return normal
 
     def hints(self, alike: Sequence[Condition]) -> Iterator[str]:
         """What may be wrong."""

@@ -363,23 +363,3 @@ def check_depth(scales: Scales, point: Parametrization) -> None:
             f"{point.name!r} is for networks without residual branches, but {path!r} "
             "is in one; use 'depth_mup' or 'completep'"
         )
-
-
-def stacked_vectors(scales: Scales) -> set[str]:
-    """Paths of biases and norm scales that have an axis of layers, e.g. (L, d).
-
-    Rules such as `x.ndim >= 2` take them for kernels. The axis is that of a stack of
-    kernels in the same part of the model.
-    """
-    stacks = {
-        (path.partition("/")[0], s.shape[0])
-        for path, s in scales.items()
-        if s.in_axes and 0 not in (*s.in_axes, *s.out_axes)
-    }
-    return {
-        path
-        for path, s in scales.items()
-        if not s.in_axes
-        and len(s.shape) > 1
-        and (path.partition("/")[0], s.shape[0]) in stacks
-    }
