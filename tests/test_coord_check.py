@@ -431,7 +431,7 @@ def test_a_branch_that_grows_is_named_with_its_line_and_its_multiplier():
     check = check_plain(scale=False)
     line = check.facts["depth"].layers["stream after out@1"][0].line
     [hint] = [h for h in check.hints if f"branch ending in out ({line}) grows" in h]
-    assert "In the program it is multiplied by 0.5 at every depth" in hint
+    assert "it is multiplied by 0.5 at every depth" in hint
     assert "the optimizer applies no scales" in hint
     assert f"stream after out@1 ({line})" in str(check)
 
@@ -514,7 +514,7 @@ def test_noise_is_never_called_wrong(layers):
 def test_a_slope_of_noise_is_unclear_and_asks_for_seeds():
     check = synthetic(0.25, 1.5, seeds=4)
     assert (check.verdict, check.passed, check.failed) == ("unclear", False, [])
-    assert "use more seeds or larger sizes" in repr(check)
+    assert "use more seeds" in repr(check)
 
 
 @pytest.mark.parametrize("slope", [0.5, -0.5, 1.0])
@@ -531,7 +531,7 @@ def test_small_slopes_that_are_known_well_are_ok():
 def test_a_slope_between_zero_and_a_half_is_not_ok_and_not_wrong():
     between = synthetic(0.2, 0.001)
     assert between.verdict == "unclear"
-    assert "1 (up to +0.20) surely between ±0.15 and ±0.25" in repr(between)
+    assert "1 (up to +0.20) are not surely zero" in repr(between)
 
 
 def test_a_slope_that_fades_with_size_is_unclear():
@@ -550,7 +550,7 @@ def test_one_seed_tells_no_error(axis, slope):
     change = np.array(sizes)[:, None, None] ** np.full((1, 2, 1), slope)
     found = optim.CoordCheck({axis: sizes}, {axis: {"stream": change}})
     assert found.verdict == "unclear"
-    assert "of unknown error: use more than one seed" in str(found)
+    assert "use more seeds, at least 2" in str(found)
 
 
 def test_steps_before_anything_moves_are_left_out():
@@ -604,7 +604,7 @@ def in_branches(stream, inner, axis="depth"):
 def test_a_small_slope_of_depth_is_of_few_layers():
     found = in_branches(0.35, 0.0)
     assert (found.verdict, found.passed) == ("unclear", False)
-    assert "1 (up to +0.35) below what a mistake in depth gives" in str(found)
+    assert "1 (up to +0.35) are not surely zero" in str(found)
     assert in_branches(0.5, 0.0).verdict == "wrong"  # the exponent of a mistake
     assert in_branches(0.35, 0.0, axis="width").verdict == "wrong"
 
@@ -626,25 +626,13 @@ def test_a_branch_that_grows_is_named_with_its_line():
     assert hint.startswith("branch ending in out (m.py:3) grows with depth, as")
 
 
-def test_a_slope_that_finite_depth_does_not_explain_is_counted_apart():
-    depths, layers = (8, 16, 32), {}
-    for name, slope, noise in (("blocks@1", 0.35, 0.001), ("output", 0.63, 0.5)):
-        exponents = slope + noise * np.array([1, -1, 1, -1])  # by seed
-        layers[name] = (np.array(depths)[:, None, None] / 8.0) ** exponents
-    found = optim.CoordCheck({"depth": depths}, {"depth": layers})
-    assert [layer for _, layer in found.unclear] == ["blocks@1", "output"]
-    assert "1 (up to +0.35) below what a mistake in depth gives" in str(found)
-    assert "; 1 (up to +0.63) too uncertain: use more seeds" in str(found)
-
-
 # --- hints ---
 
 
 @pytest.mark.parametrize(
     ("changes", "hint"),
     [
-        ({"hidden": 0.0, "output": 0.5}, "the readout is not scaled"),
-        ({"hidden": 1.0, "output": 1.0}, "learning rates are not scaled"),
+        ({"hidden": 0.0, "output": 0.5}, "output grows with width, as width^+0.50"),
         ({"hidden": -0.5}, "updates are too small"),
     ],
 )
@@ -652,15 +640,6 @@ def test_recognizable_slopes_get_a_hint(changes, hint):
     check = named(changes)
     assert check.verdict == "wrong"
     assert any(hint in text for text in check.hints), check.hints
-
-
-def test_a_stream_after_a_branch_without_a_last_kernel_is_no_readout():
-    name = "stream after out"
-    sizes = (32, 64, 128)
-    each = tuple(Layer("m.py:3", branch="out", size=size) for size in sizes)
-    facts = {"width": Facts(layers={name: each})}
-    [hint] = named({name: 1.0}, facts=facts).hints
-    assert "learning rates are not scaled" in hint
 
 
 def test_a_readout_that_starts_too_large_is_named_where_a_slope_is_not_ok():

@@ -141,8 +141,3 @@ def test_a_notebook_without_ipywidgets_gets_a_line_instead_of_a_bar(monkeypatch)
     assert "pip install '.[notebook]' in a clone of mupax" in shown.getvalue()
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: name)
     assert not progress.bar("", count, console).disable
-
-
-def test_a_check_of_a_chain_is_a_sentence():
-    check = optim.check_chain(optim.adam(1e-3, scales()), scales())
-    assert repr(check) == f"<ChainCheck: {check}>"

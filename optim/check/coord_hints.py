@@ -1,7 +1,7 @@
 """Hints for a coordinate check: which known mistake would give these slopes."""
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,29 +50,17 @@ class Facts(NamedTuple):
         line = self.of(layer).line
         return f"{layer} ({line})" if line else layer
 
-    def quote(self, layers: Sequence[str]) -> str:
-        """The first few layers, and how many more there are."""
-        shown = ", ".join(map(self.named, layers[:3]))
-        return shown + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
-
     def is_readout(self, layer: str) -> bool:
         """Whether its number of units does not grow."""
         sizes = {x.size for x in self.layers.get(layer, ())}
         return len(sizes) == 1 or layer.partition("/")[0] == "output"
 
-    def multiplies_alike(self, layer: str) -> bool:
-        """Whether a branch is multiplied alike at every size."""
-        factors = [x.multiplier for x in self.layers.get(layer, ())]
-        return bool(factors) and max(factors) < 1.2 * min(factors)
-
 
 def hints(check: Any) -> list[str]:
     """Hints for the slopes of a `CoordCheck`, the most specific first.
 
-    Causes are named for slopes that are wrong only; for unclear slopes, what was
-    measured:
-    initial sizes of readouts, and large steps. Other layers whose initial size depends
-    on width are always named.
+    For each axis, the likeliest cause of its worst wrong slope, and a layer whose
+    initial size has a wrong exponent of width.
     """
     found = (hint for axis in check.changes for hint in _of_axis(check, axis))
     return list(dict.fromkeys(found))
@@ -81,60 +69,49 @@ def hints(check: Any) -> list[str]:
 def _of_axis(check: Any, axis: str) -> Iterator[str]:
     slopes, facts = check.slopes[axis], check.facts.get(axis, Facts())
     wrong = [layer for at, layer in check.failed if at == axis]
-    unclear = [layer for at, layer in check.unclear if at == axis]
     if axis == "width":
         # Whatever the slopes: Adam's updates do not depend on a weight's initial size.
-        yield from _initial_sizes(check, facts, bool(wrong or unclear))
+        doubtful = any(at == axis for at, _ in (*check.failed, *check.unclear))
+        yield from _initial_sizes(check, facts, doubtful)
     if any(np.isnan(slopes[layer]) for layer in wrong):
         yield (
             "some activations are not finite: lower the learning rate, or, if all "
             "layers are listed, check the batch for NaN"
         )
-        return
-    yield from _large_steps(check, axis, [*wrong, *unclear])
-    if rising := {layer: slopes[layer] for layer in wrong if slopes[layer] > 0}:
-        yield _growing(facts, axis, rising)
-    falling = [layer for layer in wrong if abs(slopes[layer] + 0.5) < 0.15]
-    if falling and axis == "width":
+    elif rising := [layer for layer in wrong if slopes[layer] > 0]:
+        streams = [layer for layer in rising if layer.startswith(STREAM)]
+        worst = max(streams or rising, key=slopes.__getitem__)
+        yield _growing(facts, axis, worst, slopes[worst])
+    elif wrong:
+        worst = min(wrong, key=slopes.__getitem__)
         yield (
-            f"{facts.quote(falling)} fall as width^-0.5: their updates are too small, "
-            "e.g. under 'ntk' or because the readout was rescaled twice. If your loss "
-            "returns a scalar, its gradient may be the cause, which depends on the "
-            "initial outputs: return the outputs, for a loss that is linear in them"
+            f"{facts.named(worst)} falls with {axis}, as {axis}^{slopes[worst]:+.2f}: "
+            "its updates are too small, e.g. scaled twice, or under 'ntk'. If your "
+            "loss returns a scalar, its gradient may be the cause, which depends on "
+            "the initial outputs: return the outputs, for a loss that is linear in them"
         )
 
 
-def _growing(facts: Facts, axis: str, rising: Mapping[str, float]) -> str:
-    """The likeliest cause of growth with an axis; in depth, of the worst branch."""
-    streams = [layer for layer in rising if layer.startswith(STREAM)]
-    worst = max(streams or rising, key=lambda layer: rising[layer])
-    layer, named = facts.of(worst), facts.quote(list(rising))
-    in_branch = axis == "depth" and bool(streams)
-    if in_branch:
+def _growing(facts: Facts, axis: str, worst: str, slope: float) -> str:
+    """The likeliest cause of growth with an axis."""
+    layer, named = facts.of(worst), facts.named(worst)
+    factors = [x.multiplier for x in facts.layers.get(worst, ())]
+    cause = f"{'' if facts.scaled else 'the optimizer applies no scales: '}{_SCALES}"
+    if axis == "depth" and worst.startswith(STREAM):
         line = f" ({layer.line})" if layer.line else ""
         named = f"branch ending in {worst.removeprefix(STREAM).partition('@')[0]}{line}"
-    is_alike = in_branch and facts.multiplies_alike(worst)
-    alike = f"it is multiplied by {layer.multiplier:.3g} at every depth"
-    multiply = (
-        "multiply it by optim.parametrization('depth_mup').branch_multiplier(depth / "
-        "base depth)"
-    )
-    if not facts.scaled:
-        cause = f"the optimizer applies no scales: {_SCALES}"
-        if is_alike:
-            cause += f". In the program {alike}; or {multiply} there"
-    elif is_alike:
-        cause = f"{alike}; {multiply}, or {_SCALES}"
-    elif axis == "depth":
-        cause = (
-            "has the branch mean zero over units (a ReLU's output does not)? If so, "
-            "use smaller branch multipliers or larger depths"
-        )
-    elif all(map(facts.is_readout, rising)):
-        cause = f"the readout is not scaled, hidden layers are; {_SCALES}"
-    else:
-        cause = f"learning rates are not scaled; {_SCALES}"
-    return f"{named} grows with {axis}, as {axis}^{rising[worst]:+.2f}: {cause}"
+        if factors and max(factors) < 1.2 * min(factors):
+            cause = (
+                f"it is multiplied by {layer.multiplier:.3g} at every depth; multiply "
+                "it by optim.parametrization('depth_mup').branch_multiplier(depth / "
+                f"base depth), or {cause}"
+            )
+        elif facts.scaled:
+            cause = (
+                "has the branch mean zero over units (a ReLU's output does not)? If "
+                "so, use smaller branch multipliers or larger depths"
+            )
+    return f"{named} grows with {axis}, as {axis}^{slope:+.2f}: {cause}"
 
 
 def _initial_sizes(check: Any, facts: Facts, doubtful: bool) -> Iterator[str]:
@@ -155,21 +132,5 @@ def _initial_sizes(check: Any, facts: Facts, doubtful: bool) -> Iterator[str]:
             yield (
                 f"{facts.named(layer)} starts as width^{slope:+.2f}, where "
                 f"width^{right:+.2f} is right: call rescale_init(params, scales)"
-            )
-            return
-
-
-def _large_steps(check: Any, axis: str, layers: Sequence[str]) -> Iterator[str]:
-    """Hint at activations that change by more than their size in the smallest model."""
-    smallest = int(np.argmin(check.sizes[axis]))
-    facts = check.facts.get(axis, Facts())
-    for layer in layers:
-        start = facts.initial[layer][smallest] if layer in facts.initial else 0.0
-        change = np.median(check.changes[axis][layer][smallest], -1).max()
-        if 0 < start < change:
-            yield (
-                f"{facts.named(layer)} changes by {change / start:.1f} times its "
-                "initial size in the smallest model: the rules hold for small steps; "
-                "lower the learning rate"
             )
             return

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -157,15 +156,12 @@ class CoordCheck:
         if fit.diverged:
             return Verdict.WRONG
         if np.any(fit.is_beyond(self._edge, chance)[fit.moves]):
-            is_mistake = not self._is_of_few_layers(axis, fit)
-            return Verdict.WRONG if is_mistake else Verdict.UNCLEAR
+            # Correct models of few layers have such slopes of depth.
+            few = axis == "depth" and abs(fit.slope) < _FEW_LAYERS
+            return Verdict.UNCLEAR if few else Verdict.WRONG
         sizes, half = np.abs(fit.slopes), fit.half_widths(_INTERVAL)
         is_zero = (sizes - half <= self.tolerance) & (sizes + half <= self._edge)
         return Verdict.OK if np.all(is_zero[fit.moves]) else Verdict.UNCLEAR
-
-    def _is_of_few_layers(self, axis: str, fit: "Fit") -> bool:
-        """Whether correct models of few layers have such a slope."""
-        return axis == "depth" and abs(fit.slope) < _FEW_LAYERS
 
     def __repr__(self) -> str:
         sizes = "; ".join(f"{axis} {size}" for axis, size in self.sizes.items())
@@ -188,41 +184,20 @@ class CoordCheck:
 
     def _summary(self) -> str:
         count, edge = sum(map(len, self.verdicts.values())), self._edge
-        match self.verdict:
-            case Verdict.OK:
-                return (
-                    f"ok: {count} slopes agree with zero (within ±{self.tolerance:g})"
-                )
-            case Verdict.WRONG:
-                return (
-                    f"wrong: {len(self.failed)} of {count} slopes are beyond "
-                    f"±{edge:g}; {len(self.unclear)} are unclear"
-                )
-        reasons: dict[str, list[float]] = {}
-        for axis, layer in self.unclear:
-            fit = self.fits[axis][layer]
-            reasons.setdefault(self._why_unclear(axis, fit), []).append(fit.slope)
-        parts = [
-            f"{len(slopes)} (up to {max(slopes, key=abs):+.2f}) {reason}"
-            for reason, slopes in reasons.items()
-        ]
-        return f"unclear: none of {count} slopes is wrong; {'; '.join(parts)}"
-
-    def _why_unclear(self, axis: str, fit: "Fit") -> str:
-        size, half = abs(fit.slope), fit.half_widths(_INTERVAL)[fit.worst]
-        if math.isinf(half):
-            return "of unknown error: use more than one seed"
-        if size > self.tolerance and self._is_of_few_layers(axis, fit):
+        if self.verdict is Verdict.OK:
+            return f"ok: {count} slopes agree with zero (within ±{self.tolerance:g})"
+        if self.verdict is Verdict.WRONG:
             return (
-                "below what a mistake in depth gives: use smaller branch multipliers "
-                "or larger depths, and more seeds if errors are large"
+                f"wrong: {len(self.failed)} of {count} slopes are beyond ±{edge:g}; "
+                f"{len(self.unclear)} are unclear"
             )
-        if self.tolerance < size - half and size + half <= self._edge:
-            return (
-                f"surely between ±{self.tolerance:g} and ±{self._edge:g}: use larger "
-                "sizes, as more seeds would not change that"
-            )
-        return "too uncertain: use more seeds or larger sizes"
+        slopes = [self.slopes[axis][layer] for axis, layer in self.unclear]
+        return (
+            f"unclear: none of {count} slopes is wrong, and {len(slopes)} (up to "
+            f"{max(slopes, key=abs):+.2f}) are not surely zero: use more seeds, at "
+            "least 2, if errors are large, or larger sizes; in depth, smaller branch "
+            "multipliers"
+        )
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Plot |Δ activation| against size: a row of panels for each axis of size.
