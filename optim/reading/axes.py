@@ -140,6 +140,13 @@ class Axes:
         """Ids of products with parameters, also of those that are summed later."""
         return frozenset(x.id for each in self.kernel_sums.values() for x in each)
 
+    def is_mean(self, node: Node) -> bool:
+        """Whether a sum is divided by the number of its terms."""
+        moved = reach(
+            [node], lambda x: self.uses(x) if x is node or x.op in MOVES else ()
+        )
+        return any(averaged(x) is node for x in moved)
+
     def is_product(self, node: Node) -> bool:
         """Whether it is a product with a parameter, or with a kernel that data mix."""
         known = node.op in PRODUCTS and any(x.weight for x in node.operands)
@@ -226,7 +233,8 @@ class Axes:
     def _elementwise(self, node: Node) -> None:
         """Operations on entries in the same place, e.g. adding a bias."""
         kernels = [x for x in node.operands if self._is_kernel(x) and x.weight]
-        if (total := averaged(node)) is not None:
+        total = origin(node.operands[0]) if node.op == "log" else averaged(node)
+        if total is not None and total.op == "reduce_sum":
             self._average(total)
         if node.weight:
             self.labels[node.id] = self._joined(node, kernels)
@@ -982,26 +990,26 @@ class Axes:
 
         What an expert computes is multiplied by a gate first.
         """
-        terms = reach(
-            [origin(node.operands[0])],
-            lambda x: (
-                map(origin, x.operands)
-                if x.op in ("add", "sub")
-                else [origin(y) for y in x.operands if y.data]
-                if x.op == "mul" and any(y.weight for y in x.operands)
-                else ()
-            ),
-        )
+
+        def before(x: Node) -> Iterable[Node]:
+            scaled = x.op == "mul" and any(y.weight for y in x.operands)
+            terms = [y for y in x.operands if y.data or not scaled]
+            return map(origin, terms) if scaled or x.op in ("add", "sub") else ()
+
+        terms = [*reach([origin(node.operands[0])], before)]
         for term in terms:
             products = self.kernel_sums.get(term.id, [])
             copied = self._copied.get(term.id, NONE) & summed
-            for param, axis in copied:
+            if not copied:
+                continue
+            biased = [] if self.is_mean(node) else [x for x in terms if x.op == "add"]
+            for param, axis in summed:
+                alike = products if (param, axis) in copied else biased
                 for event in self.events[param]:
-                    if event.node in products:
+                    if event.node in alike:
                         event.uses[axis] = frozenset({Use.IN})
-            if copied:
-                self.units |= summed - copied
-                self.kernel_sums.setdefault(node.id, []).extend(products)
+            self.units |= summed - copied
+            self.kernel_sums.setdefault(node.id, []).extend(products)
 
     _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
     _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce

@@ -130,6 +130,9 @@ class Constants:
         if kernels and self._divides_by_roots(branch):
             fan_in = max(self._carry.found[path].width_in for path in kernels)
             options.insert(0, (fan_in**-0.5, True))
+        # The mean of kernels side by side divides by their number.
+        number = {self._carry.found[path].heads_in for path in kernels}
+        options[:0] = [(1 / x, True) for x in number if x != 1]
         if all(units) and units[0][0] != units[1][0]:
             options.insert(0, (units[0][0] / units[1][0], True))
         return options

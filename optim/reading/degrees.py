@@ -160,8 +160,8 @@ def _degree(node: Node, found: dict[int, Degree], is_layer: bool) -> Degree:
         return each[0].to(node.operands[1].value)
     if node.op == "top_k" and not node.params["result"]:
         return each[0]
-    if node.op in (*_INDEPENDENT, "top_k") and some.alone:
-        return _ONE
+    if node.op in (*_INDEPENDENT, "top_k", "log") and some.alone:
+        return _ONE  # a logarithm makes the scale an addend, without a gradient
     if node.op in _COMPARISONS and some.alone:
         other = each[0].power == each[1].power
         if other or any(x.value == 0 for x in node.operands):

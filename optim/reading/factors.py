@@ -194,6 +194,10 @@ class Factors:
         elif node.op != "div":
             pairs.insert(0, pairs[0][::-1])
         for x, y in pairs:
+            if y.value is not None and node.op == "mul" and averaged(node):
+                return [
+                    dataclasses.replace(e, unit=e.unit * y.value) for e in self.ends(x)
+                ]
             if y.value is not None and node.op == "mul":
                 return self.ends(x, y.value)
             if x.weight and (y.data or (node.id, y.id) in self._axes.seeds):
@@ -375,13 +379,6 @@ class Factors:
             }
             factor *= (found.pop() or 1) if len(found) == 1 else 1
         return factor
-
-    def is_mean(self, node: Node) -> bool:
-        """Whether a sum is divided by the number of its terms."""
-        moved = reach(
-            [node], lambda x: self._axes.uses(x) if x is node or x.op in MOVES else ()
-        )
-        return any(averaged(x) is node for x in moved)
 
     def on_weight(self, node: Node) -> float:
         """The constant by which the parameter of an operation is multiplied."""

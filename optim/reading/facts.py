@@ -111,6 +111,13 @@ class Facts:
                 axes |= {*event.axes(Use.COPY)}
         return math.prod(self.reading.leaves[path].shape[a] for a in axes)
 
+    def kernels(self) -> Counter[str]:
+        """How many parameters of each name there are, also in stacks."""
+        number: Counter[str] = Counter()
+        for path in self.reading.leaves:
+            number[self.opened(path)] += self.copies(path)
+        return number
+
     def is_kernel(self, node: Node) -> bool:
         """Whether a node is the product of a value and a kernel."""
         is_product = node.op in PRODUCTS or node.id in self.axes.products

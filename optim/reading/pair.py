@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -79,7 +78,7 @@ class Pair:
         like |= growths[1]
         growth = {x: like.get(x, like.get(self.opened(x), frozenset())) for x in small}
         self.small = Facts(others[0], given, growth, self.opened)
-        now, then = (Counter(map(self.opened, x)) for x in (self.leaves, small))
+        now, then = (m.kernels() for m in (self.large, self.small))
         names = frozenset(x for x in now if now[x] != then[x])
         self.sides = [
             Parallel(m.reading, m.axes, m.branches, m.totals, self.opened, names)

@@ -69,11 +69,18 @@ class Parallel:
         self.adds: set[int] = set()
         if not names:
             return
-        self._masks: dict[int, int] = {}  # the parameters before a node, as bits
+        # The parameters before a node, as bits; of a stack, each that is taken from it.
+        self._masks: dict[int, int] = {}
+        stacked = {param for param, _ in axes.sliced}
+        self._owners: list[str] = []
         for node in reading.program.nodes:
-            mask = 0
-            if node.param is not None and named(self._path_of[node.param]) in names:
-                mask = 1 << node.param
+            mask, (stored, *_) = 0, (*node.operands[:1], node)
+            taken = node.op == "slice" and stored.param in stacked
+            if taken or (node.param is not None and node.param not in stacked):
+                path = self._path_of[(stored if taken else node).param or 0]
+                if named(path) in names:
+                    mask = 1 << len(self._owners)
+                    self._owners.append(path)
             for operand in earlier(node):
                 mask |= self._masks.get(operand.id, 0)
             self._masks[node.id] = mask
@@ -126,7 +133,7 @@ class Parallel:
             if mask & whole:
                 return None  # one of them reads another
             whole |= mask
-        paths = [{self._path_of[i] for i in _bits(mask)} for mask in own]
+        paths = [{self._owners[i] for i in _bits(mask)} for mask in own]
         number = Counter(name for x in paths for name in {*map(self._named, x)})
         key = node.op, node.spot
         like = self.joins.get(key, Join(Counter(), set(), ends))
@@ -154,11 +161,11 @@ class Parallel:
                     self._add(
                         joined,
                         joined.operands,
-                        {self._path_of[i] for x in own for i in _bits(x)},
+                        {self._owners[i] for x in own for i in _bits(x)},
                     )
                     return
                 elif user.op in ("reduce_sum", *PRODUCTS):
-                    is_mean = not gated and self._branches.factors.is_mean(user)
+                    is_mean = not gated and self._axes.is_mean(user)
                     self._add(joined, joined.operands, set() if is_mean else None)
                     return
 

@@ -241,6 +241,8 @@ class Program:
         self._carried: dict[int, list[Node]] = {}
         self._sliced: dict[int, list[Node]] = {}
         self._computed: dict[tuple[Any, ...], Node] = {}
+        # Sums of some rows of a value: (the value, the axis, the rows).
+        self._rows: dict[int, tuple[Node, int, frozenset[int]]] = {}
         self._runs, self._loop = 1, 0
         self._at: tuple[int, ...] = ()
         self._calls: tuple[Any, ...] = ()
@@ -291,6 +293,10 @@ class Program:
     ) -> Node:
         """The result of an operation."""
         params = params or {}
+        rows = self._some_rows(op, operands, params, tuple(shape))
+        if op == "add" and rows and len(rows[2]) == rows[0].shape[rows[1]]:
+            whole, axis, _ = rows  # as Python's sum over all rows
+            return self._emit("reduce_sum", [whole], shape, source, {"axes": (axis,)})
         terms = (x.id if x.value is None else ("", x.value) for x in operands)
         key = op, *terms, tuple(shape), self._loop, str(params)
         # What is computed twice, e.g. a stream that each layer sums up anew, is one.
@@ -299,7 +305,33 @@ class Program:
             self._computed[key] = self._new(
                 op, operands, shape, params=params, source=source, **known
             )
+        if rows:
+            self._rows[self._computed[key].id] = rows
         return self._computed[key]
+
+    def _some_rows(
+        self, op: str, operands: list[Node], params: Any, shape: tuple[int, ...]
+    ) -> tuple[Node, int, frozenset[int]] | None:
+        """Which rows of a value are taken, or added up by an addition."""
+        if op == "slice":
+            (node,), starts = operands, params["start_indices"]
+            if params["strides"] is not None:
+                return None
+            axis = next(a for a, n in enumerate(node.shape) if n != shape[a])
+            before = self._rows.get(node.id) if node.op == "slice" else None
+            whole, at, rows = before or (node, axis, frozenset([0]))
+            if at != axis:
+                return None
+            first = min(rows) + starts[axis]
+            return whole, axis, frozenset(range(first, first + shape[axis]))
+        known = [self._rows.get(x.id) for x in operands if x.value != 0]
+        if op not in ("add", "squeeze", "reshape") or not all(known) or not known:
+            return None
+        whole, axis, _ = known[0]
+        rows = [row for each in known for row in each[2]]
+        alike = all(x[:2] == (whole, axis) for x in known) and len({*rows}) == len(rows)
+        is_row = shape == (*whole.shape[:axis], *whole.shape[axis + 1 :])
+        return (whole, axis, frozenset(rows)) if alike and is_row else None
 
     def _constant(self, value: Any) -> Node:
         return self._new("literal", [], np.shape(value), **_fields(_known(value)))
@@ -431,7 +463,7 @@ class Program:
             return [self._emit("squeeze", [x], shape, source, gone) for x in rows]
         bounds = [*zip(params["start_indices"], params["limit_indices"], strict=True)]
         taken = [a for a, n in enumerate(node.shape) if bounds[a] != (0, n)]
-        if not taken or any(x != 1 for x in params["strides"] or ()):
+        if any(x != 1 for x in params["strides"] or ()):
             return None
         for axis in taken:
             node = self._slice(node, axis, *bounds[axis], source)
@@ -454,7 +486,7 @@ class Program:
         starts, limits = [0] * len(shape), [*node.shape]
         starts[axis], limits[axis] = start, stop
         bounds = {"start_indices": (*starts,), "limit_indices": (*limits,)}
-        return self._emit("slice", [node], shape, source, bounds)
+        return self._emit("slice", [node], shape, source, {**bounds, "strides": None})
 
     def _concatenation(self, parts: list[Node], axis: int, source: Any) -> Node:
         if len(parts) == 1:

@@ -507,6 +507,66 @@ def members_with_biases_whose_results_are_added(n):
     return added(n, 1)
 
 
+# The same of members in a stack: joined, taken one by one, or both.
+def each(p):
+    return [jax.tree.map(lambda w, i=i: w[i], p) for i in range(len(p["up"]))]
+
+
+STACKED = {
+    "sum": lambda f, p: jax.vmap(f)(p).sum(0),
+    "sum_of_rows": lambda f, p: (y := jax.vmap(f)(p))[0] + sum(y[1:]),
+    "sum_one_by_one": lambda f, p: sum(map(f, each(p))),
+    "mean_of_rows": lambda f, p: sum(y := jax.vmap(f)(p)) / len(y),
+    "mean_one_by_one": lambda f, p: sum(map(f, each(p))) / len(p["up"]),
+}
+for name, reduced in STACKED.items():
+    is_mean, is_one = "mean" in name, "one" in name
+
+    def make(n, reduced=reduced):
+        p = {"in": jnp.zeros((5, n))}
+        p |= {"m": zeros(up=(n // 4, n, 8), out=(n // 4, 8, 3), b=(n // 4, 3))}
+
+        def call(p, x):
+            x = jnp.tanh(x @ p["in"])
+            return reduced(lambda w: jnp.tanh(x @ w["up"]) @ w["out"] + w["b"], p["m"])
+
+        return p, X, call
+
+    make.__name__ = f"stacked_members_{name}"
+    right = {"in": "I", "m/up": "H", "m/out": "O"}
+    right |= {"m/b": "V" if is_mean or is_one else "O"}
+    carries = {"m/out": 4.0} if is_mean else {"m/b": 0.25} if is_one else {}
+    program(right, carries=carries)(make)
+
+    def make(n, reduced=reduced):
+        p = zeros(**{"in": (5, n), "out": (n, 3)}, m=dict(up=(n // 4, n, 8), d=(n // 4, 8, n)))  # fmt: skip
+
+        def call(p, x):
+            x = x @ p["in"]
+            y = reduced(lambda w: jnp.tanh(x @ w["up"]) @ w["d"], p["m"])
+            return (x + y) @ p["out"]
+
+        return p, X, call
+
+    make.__name__ = f"branch_of_stacked_members_{name}"
+    carries = {"m/d": 4.0} if is_mean else {}
+    program({"in": "I", "m/(up|d)": "H", "out": "O"}, carries=carries)(make)
+
+
+# A logarithm makes the number of members an addend, which has no gradient.
+@program({"m/in": "I", "m/u": "H", "m/out": "O"})
+def log_of_a_sum_of_the_likelihoods_of_members(n):
+    k = n // 4
+    p = zeros(m={"in": (k, 5, n), "u": (k, n, n), "out": (k, n, 3)})
+
+    def call(p, x):
+        member = lambda w: jax.nn.relu(jnp.tanh(x @ w["in"]) @ w["u"]) @ w["out"]
+        logits = jax.vmap(member)(p["m"])
+        return jax.nn.logsumexp(jax.nn.log_softmax(logits), 0) - jnp.log(k)
+
+    return p, X, call
+
+
 @program({"in": "I", "out": "O", r"b/\d+": "He"}, deep=True, asks=r"results up .* no residual branch")  # fmt: skip
 def sum_of_the_layers_of_a_plain_network(n, L, remedy=False):
     p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
