@@ -349,7 +349,6 @@ def test_the_exponent_of_length_is_that_of_learning_rates_and_not_of_decay(
     standard = optim.explain(scales.for_parametrization("sp"), optimizer)
     for row in standard.rows.values():
         assert row.learning_rate == pytest.approx(batch * 16.0**-power)
-    assert f"κ_D^-{power}" in str(table)
 
 
 # ----- Zoo, explain, and mistakes.
@@ -376,13 +375,6 @@ def zoo_rngs():
     from flax import nnx
 
     return nnx.Rngs(0)
-
-
-def test_explain_says_where_the_rule_leaves_its_range():
-    far = one_weight(batch=(16, 512))
-    assert "to first order in" in str(optim.explain(far, optimizer="adamw"))
-    near = one_weight(batch=(16, 64))
-    assert "to first order in" not in str(optim.explain(near, optimizer="adamw"))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,12 @@ readouts and vectors are trained by the partner.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import optax
 
-from ..rules.multipliers import is_hidden_matrix
+from ..rules.multipliers import Family, family_of, is_hidden_matrix
 from ..scales.paths import map_with_paths
 from ..scales.table import Scales
 from .build import Decay, Optimizer, Transform, adam_moments, build
@@ -28,11 +26,13 @@ from .matrices import (
     scale_by_shape,
     spectral_norm,
 )
-from .optimizers import adamw, build_optimizer, lion
+from .optimizers import adamw, build_optimizer
 from .segments import by_segment
 
 # Builds an optimizer from the scales of parameters or of their segments.
 Maker = Callable[[Scales], Transform]
+# Builds an optimizer from a learning rate and scales; None for AdamW.
+Partner = Callable[..., Optimizer] | None
 
 
 def _beside(
@@ -43,8 +43,6 @@ def _beside(
     others: Maker,
     splits: tuple[bool, bool],
     decay: Decay | None = None,
-    *,
-    on_sphere: bool = False,
     **options: Any,
 ) -> Optimizer:
     """Build an optimizer of hidden matrices, beside a partner for the rest.
@@ -55,7 +53,6 @@ def _beside(
       others: builds the partner; see `_partner`.
       splits: `per_head` and `split_fused` of `muon`.
       decay: weight decay of the matrices, and its mask.
-      on_sphere: whether the matrices keep their norm.
       **options: of `build` and of `multipliers`.
     """
     per_head, split_fused = splits
@@ -74,7 +71,7 @@ def _beside(
             precondition(scales),
             learning_rate,
             decay=decay,
-            last=keep_norms(scales) if on_sphere else None,
+            last=keep_norms(scales) if family_of(name) is Family.SPHERE else None,
             split_fused=split_fused,
             **options,
         )
@@ -118,31 +115,21 @@ def _kept_whole(scales: Scales, *, per_head: bool, split_fused: bool) -> list[st
     return fused
 
 
-def _partner(
-    partner: str | Callable[..., Optimizer],
-    learning_rate: optax.ScalarOrSchedule,
-    **options: Any,
-) -> Maker:
+def _partner(partner: Partner, learning_rate: Any, **options: Any) -> Maker:
     """A function that builds the optimizer of all parameters but hidden matrices.
 
-    It gets those of the options that it takes.
+    `options` are those of AdamW.
     """
-    make: Any = {"adamw": adamw, "lion": lion}.get(str(partner), partner)
-    if not callable(make):
-        raise ValueError(
-            f"partner={make!r} must be 'adamw', 'lion', or a function of a learning "
-            "rate and scales that builds an optimizer, e.g. partner=optim.adam"
+    if partner is None:
+        return functools.partial(
+            adamw, learning_rate, **{"weight_decay": 0.0, **options}
         )
-    # What a partial function fixes stays.
-    fixed = make.keywords if isinstance(make, functools.partial) else {}
-    taken = inspect.signature(make).parameters.keys() - fixed.keys()
-    options = {"weight_decay": 0.0, "mask": None, **options}
-    decay = options["weight_decay"]
-    known = not isinstance(decay, jax.core.Tracer)
-    if "weight_decay" not in taken and known and (callable(decay) or decay != 0):
-        raise ValueError(f"partner={make!r} takes no weight_decay; leave it out")
-    given = {key: x for key, x in options.items() if key in taken}
-    return functools.partial(make, learning_rate, **given)
+    if not callable(partner):
+        raise ValueError(
+            f"partner={partner!r} must be a function of a learning rate and scales "
+            "that builds an optimizer, e.g. partner=optim.lion"
+        )
+    return functools.partial(partner, learning_rate)
 
 
 @checked
@@ -165,7 +152,7 @@ def muon(
     adam_weight_decay: float = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     consistent_rms: float | None = None,
-    partner: str | Callable[..., Optimizer] = "adamw",
+    partner: Partner = None,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -188,14 +175,12 @@ def muon(
       scales: from `infer_scales` or `mupax.zoo.scales`.
       weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
         all weights that sum over inputs, of Muon and of Adam.
-      partner: what trains all other parameters: "adamw", "lion", or a function of a
-        learning rate and scales, e.g. `optim.adam`, or for a transform of your own
-        `functools.partial(optim.build_optimizer, precondition=optax.scale_by_rms(),
-        family="adam")`; for a rate or decay of its own, e.g. `lambda _, scales:
-        optim.adamw(1e-3, scales, weight_decay=0.1)`. It gets those of the arguments
-        `adam_...` that it takes and that `functools.partial` does not fix. Under
-        `optax.inject_hyperparams`, which calls functions as schedules, name it in
-        `static_args`.
+      partner: what trains all other parameters, a function of a learning rate and
+        scales, e.g. `optim.lion`, or for a transform of your own `functools.partial(
+        optim.build_optimizer, precondition=optax.scale_by_rms(), family="adam")`. By
+        default AdamW, of which alone the arguments `adam_...` are, but for the learning
+        rate. Under `optax.inject_hyperparams`, which calls functions as schedules, name
+        it in `static_args`.
       per_head: orthogonalize each head of attention by itself. `infer_scales` reads
         heads from the program, or from an axis that is declared as `heads`. In an axis
         of heads and their entries, one head follows the other.
@@ -269,7 +254,7 @@ def soap(
     shampoo_beta: float = 0.95,
     precondition_frequency: int = 10,
     block_size: int | None = None,
-    partner: str | Callable[..., Optimizer] = "adamw",
+    partner: Partner = None,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -282,8 +267,8 @@ def soap(
     step of orthogonal iteration, and is not distributed over devices.
 
     Args:
-      learning_rate, scales, partner, per_head, split_fused: as in `muon`; AdamW and
-        Lion have their own betas and eps here, and no weight decay.
+      learning_rate, scales, partner, per_head, split_fused: as in `muon`; AdamW has
+        its own betas and eps here, and no weight decay.
       b1, b2: as in Adam, those of the base model.
       eps: as in Adam, relative to the largest root of an average of squares. Where
         gradients have a low rank, most directions hold only rounding, which Adam's eps
@@ -342,7 +327,7 @@ def shampoo(
     shampoo_beta: float = 0.95,
     precondition_frequency: int = 10,
     block_size: int | None = None,
-    partner: str | Callable[..., Optimizer] = "adamw",
+    partner: Partner = None,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -457,7 +442,7 @@ def scion(
         learning_rate,
         scales,
         precondition,
-        _partner(sign, learning_rate, weight_decay=weight_decay, mask=mask),
+        functools.partial(sign, learning_rate, weight_decay=weight_decay, mask=mask),
         (per_head, split_fused),
         (weight_decay, mask),
     )
@@ -473,7 +458,7 @@ def adam_h(
     eps_root: float = 0.0,
     mu_dtype: Any | None = None,
     *,
-    partner: str | Callable[..., Optimizer] = "adamw",
+    partner: Partner = None,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -493,8 +478,8 @@ def adam_h(
       learning_rate: angle of a step at the base model, in radians: a number or a
         schedule.
       b1, b2, eps, eps_root, mu_dtype: as in `adam`.
-      scales, partner, per_head, split_fused: as in `muon`; the partner gets b1, b2, eps
-        and mu_dtype too, where it takes them.
+      scales, partner, per_head, split_fused: as in `muon`; AdamW has the same b1, b2,
+        eps and mu_dtype.
 
     Raises:
       ValueError: as `muon`.
@@ -524,7 +509,6 @@ def adam_h(
         precondition,
         _partner(partner, learning_rate, b1=b1, b2=b2, eps=eps, mu_dtype=mu_dtype),
         (per_head, split_fused),
-        on_sphere=True,
     )
 
 
@@ -539,7 +523,7 @@ def muon_h(
     ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
     ns_steps: int = 5,
     nesterov: bool = True,
-    partner: str | Callable[..., Optimizer] = "adamw",
+    partner: Partner = None,
     per_head: bool = False,
     split_fused: bool = True,
 ) -> Optimizer:
@@ -550,7 +534,7 @@ def muon_h(
     angle, and no direction has a larger part in the update than at full rank.
 
     `learning_rate` is the angle of a step at the base model, in radians. Further
-    arguments are as in `muon`; AdamW and Lion have their own betas and eps here.
+    arguments are as in `muon`; AdamW has its own betas and eps here.
 
     Raises:
       ValueError: as `muon`.
@@ -580,5 +564,4 @@ def muon_h(
         precondition,
         _partner(partner, learning_rate),
         (per_head, split_fused),
-        on_sphere=True,
     )

@@ -2,18 +2,19 @@
 
 import collections
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..apply.transforms import missing_multipliers, resolve
-from ..rules.multipliers import Multipliers, carried, family_of, of_parts
+from ..rules.multipliers import Multipliers, carried, of_parts
 from ..rules.roles import ParamScale
-from ..scales.group import Module
 from ..scales.paths import open_numbers
 from ..scales.table import Scales
 
-_HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
+_HEAD = (
+    *("path", "role", "base", "target", "init", "fwd", "lr", "eps", "wd"),
+    *("family", "found"),
+)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -52,18 +53,9 @@ class Explanation:
 
     def __str__(self) -> str:
         title, *notes = self._notes()
-        columns = list(zip(_HEAD, *self._table(), strict=True))
-        # The last two are often the same for every parameter.
-        alike = [c for c in columns[-2:] if len(set(c[1:])) == 1]
-        columns = [c for c in columns if c not in alike]
-        if alike:
-            said = ", ".join(f"{name} {cell}" for name, cell, *_ in alike)
-            notes.insert(0, f"every parameter: {said}")
-        widths = [max(map(len, column)) for column in columns]
-        lines = [
-            "  ".join(map(str.ljust, row, widths)).rstrip()
-            for row in zip(*columns, strict=True)
-        ]
+        rows = [_HEAD, *self._table()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         lines.insert(1, "-" * max(map(len, lines)))
         return "\n".join([title, "", *lines, "", *notes])
 
@@ -82,15 +74,10 @@ class Explanation:
                 scale.origin,
             )
             name = path + (" *" if scale.in_branch else "")
-            alike.setdefault((_NUMBERS.sub("#", name), *cells), []).append(name)
-        several = collections.Counter(
-            name for (name, *_), names in alike.items() if len(names) > 1
-        )
+            alike.setdefault((open_numbers(name), *cells), []).append(name)
         return [
-            (_shared(names) if several[name] > 1 else name, *cells)
-            if len(names) > 1
-            else (names[0], *cells)
-            for (name, *cells), names in alike.items()
+            (f"{first} and {len(rest)} alike" if rest else first, *cells)
+            for (_, *cells), (first, *rest) in alike.items()
         ]
 
     def _notes(self) -> list[str]:
@@ -137,28 +124,10 @@ class Explanation:
         notes.append(f"init, fwd, lr, eps: {point.citation}")
         if point.scaled and self.optimizer != "adafactor":
             notes.append("wd: such that lr·wd is the same at every size")
-        groups: dict[Module, list[str]] = {}
-        for path, module in scales.modules.items():
-            groups.setdefault(module, []).append(path)
-        for module, paths in groups.items():
-            notes.append(f"{', '.join(paths)}: also times {_factors(module)}")
-        return notes + scales.training.describe(family_of(self.optimizer).value)
-
-
-# Numbers of blocks: those that end a name, as in Linen's "Dense_1/kernel".
-_NUMBERS = re.compile(r"\d+(?=/)")
-
-
-def _shared(names: list[str]) -> str:
-    """One name for names that differ in numbers of blocks: b/0/w, b/2/w: b/0,2/w."""
-    each = zip(*map(_NUMBERS.findall, names), strict=True)
-    return _NUMBERS.sub(lambda _: ",".join(dict.fromkeys(next(each))), names[0])
-
-
-def _factors(module: Module) -> str:
-    """List the factors of a group of parameters that differ from 1."""
-    changed = {k: v for k, v in vars(module).items() if v != 1}
-    return ", ".join(f"{name} {value:g}" for name, value in changed.items()) or "1"
+        groups = (
+            f"{open_numbers(p)}: also times {m}" for p, m in scales.modules.items()
+        )
+        return [*notes, *dict.fromkeys(groups), *scales.training.describe()]
 
 
 def explain(scales: Scales, optimizer: str = "adam", **options: Any) -> Explanation:
@@ -184,12 +153,11 @@ def explain(scales: Scales, optimizer: str = "adam", **options: Any) -> Explanat
       >>> print(optim.explain(scales, optimizer="adamw"))
       mup, adamw; every number is a ratio to the base
       <BLANKLINE>
-      path  role    base  target  init  fwd  lr    eps   wd
-      -----------------------------------------------------
-      in    input   8x4   8x16    1     1    1     0.25  1
-      out   output  4x2   16x2    0.25  1    0.25  1     4
+      path  role    base  target  init  fwd  lr    eps   wd  family  found
+      -----------------------------------------------------------------------
+      in    input   8x4   8x16    1     1    1     0.25  1   adam    declared
+      out   output  4x2   16x2    0.25  1    0.25  1     4   adam    declared
       <BLANKLINE>
-      every parameter: family adam, found declared
       init, fwd, lr, eps: Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), \
 Table 3
       wd: such that lr·wd is the same at every size

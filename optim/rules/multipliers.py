@@ -217,8 +217,7 @@ def multipliers(
       optimizer: the optimizer's name, or its family. Muon and the like stand for whole
         optimizers, with a partner for all but hidden matrices.
       **options: of optimizers of hidden matrices: `per_head`, `split_fused` and
-        `consistent_rms`, as in `muon`, and the name of their `partner`, if it is not
-        their own.
+        `consistent_rms`, as in `muon`.
 
     Raises:
       ValueError: the optimizer is unknown.
@@ -266,14 +265,13 @@ def _of_part(
     point: Parametrization,
     optimizer: str,
     *,
-    partner: str | None = None,
     per_head: bool = False,
     consistent_rms: float | None = None,
     whole: ParamScale | None = None,
 ) -> Multipliers:
     family, recipe = family_of(optimizer), RECIPES[optimizer]
     if recipe.partner and not is_hidden_matrix(scale):
-        return _of_part(scale, point, partner or recipe.partner)
+        return _of_part(scale, point, recipe.partner)
     scale = scale.by_head() if per_head else scale
     row, clock = point.rows[scale.role], scale.training
     forward = point.gauge[scale.role].of(scale) if scale.role in point.gauge else 1.0

@@ -17,16 +17,7 @@ With `length_exponent` e, Δ has κ_B^½ κ_D^-e in place of κ^½.
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
 from typing import Any
-
-_LENGTH = "Mlodozeniec et al. 2025 (arXiv:2512.22382)"
-SOURCES: Mapping[str, str] = {
-    "sgd": "linear rule: Goyal et al. 2017 (arXiv:1706.02677), section 2.1",
-    "adam": "square-root rule: Malladi et al. 2022 (arXiv:2205.10287)",
-    "relative": "square-root rule: You et al. 2020 (arXiv:1904.00962)",
-}
-_EXTENSION = "square-root rule, our extension: no SDE of this optimizer is known"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,32 +122,17 @@ class TrainingScale:
         """The target's number of steps, e.g. of warm-up, for the base's `value`."""
         return value / self.kappa
 
-    def describe(self, family: str) -> list[str]:
-        """The rules for the family of an optimizer, one line per rule, with sources."""
+    def describe(self) -> list[str]:
+        """What is different, in a line; no line if nothing is."""
         if self == SAME:
             return []
-        power, rate = (1, self.linear) if family == "sgd" else (0.5, self.update)
-        length = self.length_exponent + power - 0.5
-        lines = [
-            f"batch size times {self.batch:.4g}, examples times {self.examples:.4g}: "
-            f"κ = {self.kappa:.4g}, steps times {1 / self.kappa:.4g}; the columns "
-            "include it",
-            f"lr times {rate:.4g} (κ_B^{power:g} κ_D^-{length:g}; "
-            f"{SOURCES.get(family, _EXTENSION)}; examples: {_LENGTH})",
-            f"lr·wd times {self.kappa:.4g} (κ; Wang & Aitchison 2024, "
-            "arXiv:2405.13698); warm-up: the same share of the steps",
+        return [
+            f"batch size times {self.batch:.4g}, examples times {self.examples:.4g} "
+            f"(κ = {self.kappa:.4g}; Malladi et al. 2022, arXiv:2205.10287; "
+            "docs/rules.md, section 8): the columns include it; steps and warm-up "
+            f"times {1 / self.kappa:.4g}; b1, b2, beta (but SGD's momentum) to the "
+            f"power of κ, e.g. 0.9 -> {self.beta(0.9):.4g}"
         ]
-        if family != "sgd":
-            lines.append(
-                f"eps times {self.gradient:.4g} (κ^-½); b1, b2, beta to the power of "
-                f"κ, e.g. 0.9 -> {self.beta(0.9):.4g}, 0.999 -> {self.beta(0.999):.4g}"
-            )
-        if family != "sgd" and self.kappa * 0.1 > 1:
-            lines.append(
-                "β = 0.9 of the base averages over less than one step of the target: "
-                "the rule holds to first order in κ(1-β) only"
-            )
-        return lines
 
 
 SAME = TrainingScale()
