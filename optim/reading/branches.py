@@ -111,7 +111,7 @@ class Branches:
         for branch in self.all:  # which gets longer
             inner = [nodes[i] for i in branch.inside]
             for first in (*self.normed(branch.trunk), *inner):
-                like = spots.get(first.spot) if first.op == "add" else None
+                like = spots.get(first.spot) if first.op in ("add", "sub") else None
                 if like is None or first.id in known:
                     continue
                 at = like.add.operands[1] is like.end
@@ -547,7 +547,7 @@ class Branches:
                 own = sides[b] - sides[a]
                 alone = own <= self.only_for(node.operands[b])
                 if (plain or mixed) and bends[b] and later and alone:
-                    return self._made(node, start, node.operands[b], sides[b])
+                    return self._made(node, start, node.operands[b], own)
         return None
 
     def _sampled(self, node: Node) -> Node:
@@ -575,9 +575,15 @@ class Branches:
         return max(read, key=lambda x: x.id, default=None)
 
     def _mixes(self, stream: Node, node: Node) -> bool:
-        """Whether a value is a stream of several, mixed by a matrix of each example."""
+        """Whether a value is a stream of several, mixed by a matrix of each example.
+
+        Or the part of it that is no input of a layer, as in hyper-connections.
+        """
         node, _ = self.factors.trunk(node)
-        if node.op != "dot_general" or sorted(node.shape) != sorted(stream.shape):
+        shape = node.shape
+        if node.op == "slice":
+            node, _ = self.factors.trunk(node.operands[0])
+        if node.op != "dot_general" or sorted(shape) != sorted(stream.shape):
             return False
         sources = [self.factors.trunk(x)[0] for x in node.operands if x.data]
         return len(sources) == 2 and stream in sources

@@ -80,8 +80,8 @@ def _scale(pair: Pair, depth: Depth, path: str) -> ParamScale:
             "outputs, e.g. by call=lambda params, *inputs: ... that flattens them"
         )
     before = pair.small.roles[pair.twin[path]]
-    differs = before and (before.in_axes, before.table) != (
-        role.in_axes,
+    differs = before and (grows & {*before.in_axes}, before.table) != (
+        grows & {*role.in_axes},
         role.table,
     )
     if before is not None and grows and differs:

@@ -22,7 +22,7 @@ from .factors import LINEAR, End, Failure
 from .heads import find_heads
 from .links import indices, is_kernel
 from .models import Reading
-from .program import MOVES, PRODUCTS, Node, earlier, origin, reach
+from .program import MOVES, PRODUCTS, Node, earlier, is_scaled, origin, reach
 from .roles import find_roles
 from .sums import Sum, Sums
 from .totals import Totals
@@ -428,7 +428,9 @@ class Facts:
                 for path in paths
                 for event in self.events(path)
                 if event.is_use
+                and event.node.data
                 and any(x.weight for x in event.node.operands)  # not rows of before
+                and not self._is_penalty(event)
                 and (
                     event.node.id not in nodes
                     or self.branches.escapes(event.node, stops, others) is not None
@@ -436,3 +438,9 @@ class Facts:
             ),
             None,
         )
+
+    def _is_penalty(self, event: Event) -> bool:
+        """Whether a number that parameters alone give is only added to a result."""
+        after = reach([event.node], self.axes.uses)
+        added = all(x.op in ("add", "sub", *MOVES) or is_scaled(x) for x in after)
+        return added and not event.uses

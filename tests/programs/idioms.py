@@ -492,3 +492,18 @@ def root_of_the_width_on_the_gain_of_unit_vectors(n):
         return (unit(y) * (n**0.5 * p["h"])) @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, r"b/\d/(u|a)": "Hb", r"b/\d/b": "He"}, deep=True)
+def products_of_kernels_beside_the_squares_of_all(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), a=(n, n // 4), b=(n // 4, n))}
+
+    def call(p, x, y):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ (w["a"] @ w["b"])
+        penalty = sum(jnp.sum(w**2) for w in jax.tree.leaves(p))
+        return jnp.mean((norm(x) @ p["out"] - y) ** 2) + 1e-4 * penalty
+
+    return p, (floats(4, 5), floats(4, 3)), call

@@ -340,6 +340,28 @@ def streams_that_matrices_of_each_token_mix(n, L):
     return p, T, call
 
 
+@program(
+    {**BLOCK, r"b/\d/g": "Vm", r"b/\d/mix": "Om", r"b/\d/by": "Ob", r"b/\d/s": "Fm"},
+    deep=True,
+)
+def streams_of_which_one_matrix_makes_the_input_of_a_layer_and_the_rest(n, L):
+    p = model(n, L, g=(n,), mix=(n, 5), s=(4, 5), by=(n, 1))
+
+    def call(p, x):
+        x = jnp.repeat(p["in"][x][:, :, None], 4, 2)
+        for w in p["b"]:
+            y = norm(x, w["g"])
+            mix = w["s"] + jnp.tanh(y @ w["mix"])
+            y = jax.nn.sigmoid(y @ w["by"])
+            mixed = jnp.einsum("btsr,btsn->btrn", mix, x)
+            new = attend(w, norm(mixed[:, :, 0]))
+            x = mixed[:, :, 1:] + y * new[:, :, None]
+            x = x + mlp(w, norm(x.mean(2)))[:, :, None]
+        return norm(x.sum(2)) @ p["out"]
+
+    return p, T, call
+
+
 @program({"in": "I", "out": "O", r"q|k|v|o|w/\d": "H"})
 def two_inner_steps_with_momentum(n):
     d = n // 4

@@ -95,6 +95,20 @@ def reversible_network_of_two_streams(n, L):
     return p, X, call
 
 
+@program(REVERSIBLE, deep=True)
+def reversible_network_that_subtracts_from_one_stream(n, L):
+    p, inputs, _ = reversible_network_of_two_streams(n, L)
+
+    def call(p, x):
+        a, b = jnp.split(x @ p["in"], 2, -1)
+        for f, g in zip(p["f"], p["g"], strict=True):
+            a = a - mlp(f, b)
+            b = b + mlp(g, a)
+        return jnp.concatenate([a, b], -1) @ p["out"]
+
+    return p, inputs, call
+
+
 @program({**REVERSIBLE, "in2": "I"}, deep=True)
 def reversible_network_whose_streams_read_a_scaled_input(n, L):
     p = zeros(**{"in": (5, n), "in2": (5, n), "out": (2 * n, 3)})

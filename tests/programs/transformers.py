@@ -87,6 +87,27 @@ def multi_head_latent_attention(n, L):
     return p, T, call
 
 
+@program({**ENDS, r"b/\d/(q|v)": "Ob", r"b/\d/c": "Hb", r"b/\d/k": "Ib", r"b/\d/o": "Ie"}, deep=True, carries={r"b/\d/k": 0.25})  # fmt: skip
+def latents_that_absorb_keys_and_an_einsum_of_values_and_outputs(n, L):
+    """The order of its products depends on sizes."""
+    p = zeros(**{"in": (7, n), "out": (n, 7)})
+    p |= {"b": layers(L, q=(n, 2, 4), c=(n, n // 2), k=(n // 2, 2, 4), v=(n // 2, 2, 4), o=(2, 4, n))}  # fmt: skip
+
+    def call(p, x):
+        x = p["in"][x]
+        for w in p["b"]:
+            y = norm(x)
+            c = norm(y @ w["c"])
+            q = jnp.einsum("btd,dhk->bthk", y, w["q"])
+            q = jnp.einsum("bthk,chk->bthc", q, w["k"])
+            a = jax.nn.softmax(jnp.einsum("bthc,bsc->bhts", q, c) / 2)
+            a = jnp.einsum("bhts,bsc->bthc", a, c)
+            x = x + jnp.einsum("bthc,chk,hkd->btd", a, w["v"], w["o"])
+        return norm(x) @ p["out"]
+
+    return p, T, call
+
+
 @program({**ENDS, "rel": "Vba", r"b/\d/(q|k|v|wi|wg)": "Hb", r"b/\d/(o|wo)": "He"}, deep=True)  # fmt: skip
 def t5_encoder_with_shared_relative_bias(n, L):
     p = zeros(**{"in": (7, n), "out": (n, 7)}, rel=(8, n // 4))
