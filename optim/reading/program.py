@@ -324,14 +324,16 @@ class Program:
                 return None
             first = min(rows) + starts[axis]
             return whole, axis, frozenset(range(first, first + shape[axis]))
-        known = [self._rows.get(x.id) for x in operands if x.value != 0]
-        if op not in ("add", "squeeze", "reshape") or not all(known) or not known:
+        terms = [x for x in operands if x.value != 0]
+        known = [self._rows[x.id] for x in terms if x.id in self._rows]
+        mixed = not known or len(known) < len(terms)
+        if op not in ("add", "squeeze", "reshape") or mixed:
             return None
         whole, axis, _ = known[0]
-        rows = [row for each in known for row in each[2]]
-        alike = all(x[:2] == (whole, axis) for x in known) and len({*rows}) == len(rows)
+        each = [row for *_, rows in known for row in rows]
+        alike = all(x[:2] == (whole, axis) for x in known) and len({*each}) == len(each)
         is_row = shape == (*whole.shape[:axis], *whole.shape[axis + 1 :])
-        return (whole, axis, frozenset(rows)) if alike and is_row else None
+        return (whole, axis, frozenset(each)) if alike and is_row else None
 
     def _constant(self, value: Any) -> Node:
         return self._new("literal", [], np.shape(value), **_fields(_known(value)))
