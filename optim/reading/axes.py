@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from .links import ELEMENTWISE, indices, is_known, walks_layers
 from .program import (
@@ -13,6 +13,7 @@ from .program import (
     PRODUCTS,
     Node,
     Program,
+    Spot,
     averaged,
     is_scaled,
     origin,
@@ -60,6 +61,7 @@ class Axes:
     Args:
       program: the forward pass.
       growing: the axes of parameters that grow from the base to the target.
+      few: places that choose a number of entries which does not grow.
 
     Attributes:
       events: for each parameter, its uses in the order of the program.
@@ -76,8 +78,13 @@ class Axes:
         attention, which operand it is, and the parameters that it starts from.
     """
 
-    def __init__(self, program: Program, growing: frozenset[Axis] = NONE):
-        self._program, self.growing = program, growing
+    def __init__(
+        self,
+        program: Program,
+        growing: frozenset[Axis] = NONE,
+        few: Collection[Spot] = (),
+    ):
+        self._program, self.growing, self._few = program, growing, few
         self.events: list[list[Event]] = [[] for _ in program.params]
         self.unread: list[list[Node]] = [[] for _ in program.params]
         self.sliced: set[Axis] = set()
@@ -107,6 +114,7 @@ class Axes:
         self._states: set[int] = set()  # such matrices
         self._mixtures: set[int] = set()  # kernels that data mix
         self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
+        self._sparse: dict[int, set[int]] = {}  # axes along which few are not zero
         # Functions of parameters that cannot be read, and the operation of each.
         self._lost: dict[int, Node] = {}
         # Axes that loops walk whose iterations are independent, by loop, and those of
@@ -192,10 +200,24 @@ class Axes:
             self._elementwise(node)
         elif any(self._is_kernel(x) and x.weight for x in node.operands):
             self._give_up(node)
+        if any(x.id in self._sparse for x in node.operands):
+            self._keep_sparse(node)
         keeps = node.op in ("mul", "sub", "select_n", *MOVES)
         data = [x for x in node.operands if x.data]
         if keeps and data and all(x.id in self.hot for x in data):
             self.hot.add(node.id)
+
+    def _keep_sparse(self, node: Node) -> None:
+        """A product is zero where a factor is, and so is a sum of chosen entries."""
+        zero = node.op == "select_n" and node.operands[1].value == 0
+        if zero or node.op in ("mul", "reduce_sum", "dot_general", *MOVES):
+            self._sparse[node.id] = {
+                index.out
+                for index in indices(node)
+                for k, a in index.axes.items()
+                if index.out is not None
+                if a in self._sparse.get(node.operands[k].id, ())
+            }
 
     def _follow_scalars(self, node: Node) -> None:
         """Numbers, also those taken from an array, have no axes to follow."""
@@ -476,7 +498,9 @@ class Axes:
             gains, copied = self._gains.get(kernel.id, NONE), NONE
             marks = [(self._rows.get(kernel.id, NONE), Use.COPY)]
             summed = {x.axes.get(1 - k) for x in indices(node) if x.out is None}
-            chosen = self._chosen(other, summed)
+            few = self._sparse.get(other.id, set())
+            chosen = self._chosen(other, summed) | few
+            copy = Use.COPY if summed - few - {None} else Use.TABLE
             every = [x for x in indices(node) if k in x.axes]
             mixed = self._mixed_in(kernel) & NONE.union(*labels)
             keys = not any(labels[x.axes[k]] & mixed for x in every if x.out is None)
@@ -485,7 +509,7 @@ class Axes:
                 if mixed and keys:  # a first layer of constants, e.g. of sinusoids
                     marks.append((axes, Use.IN if axes & mixed else Use.OUT))
                 elif index.out is None and index.axes.get(1 - k, -1) in chosen:
-                    marks.append((axes, Use.COPY))
+                    marks.append((axes, copy))
                     self._batched(node, other, index.axes[1 - k])
                 elif index.out is None and (shared or node.op == CONVOLUTION):
                     into = Use.TABLE if other.id in self.hot else Use.IN
@@ -908,7 +932,8 @@ class Axes:
           index: the numbers of those that are chosen.
           axis: of the node, along which it has an entry of each.
         """
-        moved = ("select_n", "add", "min", "max", "clamp", "concatenate", *MOVES)
+        known = ("select_n", "add", "min", "max", "clamp", "concatenate", *MOVES)
+        moved = (*known, "slice", "reduce_min")
         for x in reach([index], lambda x: x.operands if x.op in moved else ()):
             if x.op in ("top_k", "argmax"):
                 at = (*x.params.get("axes", ()), x.params.get("axis", -1))[0]
@@ -918,6 +943,16 @@ class Axes:
                     each = [NONE] * len(node.shape)
                     each[axis] = chosen
                     self._results[node.id] = tuple(each)
+                    if x.op == "argmax" or x.spot in self._few:
+                        self._sparse[node.id] = {axis}
+
+    def _op_ge(self, node: Node) -> None:
+        """Entries as large as the least of those that are chosen."""
+        self._elementwise(node)
+        value, least = node.operands
+        for axis, found in enumerate(self.entries(value)):
+            if value.data and least.data and found & self.growing:
+                self._choose(node, least, axis)
 
     def _op_carry(self, node: Node) -> None:
         start = node.operands[0]

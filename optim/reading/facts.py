@@ -22,7 +22,7 @@ from .factors import LINEAR, End, Failure
 from .heads import find_heads
 from .links import indices, is_kernel
 from .models import Reading
-from .program import MOVES, PRODUCTS, Node, earlier, is_scaled, origin, reach
+from .program import MOVES, PRODUCTS, Node, Spot, earlier, is_scaled, origin, reach
 from .roles import find_roles
 from .sums import Sum, Sums
 from .totals import Totals
@@ -40,6 +40,7 @@ class Facts:
       given: parameters whose axes the user declared.
       growth: the axes of each parameter that grow from the base to the target.
       opened: names a parameter alike in all blocks.
+      few: places that choose a number of entries which does not grow.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Facts:
         given: Declarations,
         growth: Mapping[str, frozenset[int]],
         opened: Callable[[str], str],
+        few: Collection[Spot],
     ):
         self.reading, program = reading, reading.program
         self.opened = opened
@@ -59,7 +61,7 @@ class Facts:
             for i, path in enumerate(reading.path_of)
             for axis in growth.get(path, ())
         )
-        self.axes = Axes(program, growing)
+        self.axes = Axes(program, growing, few)
         self.roles = find_roles(reading, self.axes, given)
         self.branches = Branches(program, self.axes)
         self.factors = self.branches.factors

@@ -72,12 +72,17 @@ class Pair:
             for growth, name in zip(growths, (path, one), strict=True):
                 growth[name] = axes | growth.get(name, frozenset())
         self.growth = growths[0]
-        self.large = Facts(large, given, growths[0], self.opened)
+        sizes = [
+            {(x.spot, x.shape[-1]) for x in m.program.nodes if x.op == "top_k"}
+            for m in (large, others[0])
+        ]
+        few = {spot for spot, _ in sizes[0] & sizes[1]}
+        self.large = Facts(large, given, growths[0], self.opened, few)
         # Also of blocks beside the first of their kind.
         like = {self.opened(name): axes for name, axes in growths[1].items()}
         like |= growths[1]
         growth = {x: like.get(x, like.get(self.opened(x), frozenset())) for x in small}
-        self.small = Facts(others[0], given, growth, self.opened)
+        self.small = Facts(others[0], given, growth, self.opened, few)
         now, then = (m.kernels() for m in (self.large, self.small))
         names = frozenset(x for x in now if now[x] != then[x])
         self.sides = [

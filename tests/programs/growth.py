@@ -664,14 +664,52 @@ def more_experts_with_rows_by_expert(n):
     return p, S, call
 
 
-@program({"in|out": "F", "u": "I", "ub": "V", "d": "O"})
-def sparse_autoencoder_with_more_latents(n):
-    p = zeros(**{"in": (5, 6), "out": (6, 3)}, u=(6, n), ub=(n,), d=(n, 6))
+# A fixed number of latents is active: they are rows that are looked up.
+def latents_by_threshold(h, top, i, p):
+    return jnp.where(h >= top[..., -1:], h, 0.0) @ p["d"]
 
-    def call(p, x):
-        x = x @ p["in"]
-        top, i = lax.top_k(jax.nn.relu(x @ p["u"] + p["ub"]), 3)
-        put = jax.vmap(jax.vmap(lambda z, i, top: z.at[i].set(top)))
-        return (x + put(jnp.zeros((2, 6, n)), i, top) @ p["d"]) @ p["out"]
 
-    return p, S, call
+def latents_by_scatter(h, top, i, p):
+    put = jax.vmap(jax.vmap(lambda z, i, top: z.at[i].set(top)))
+    return put(jnp.zeros_like(h), i, top) @ p["d"]
+
+
+def latents_by_one_hot(h, top, i, p):
+    return (jax.nn.one_hot(i, h.shape[-1]) * top[..., None]).sum(-2) @ p["d"]
+
+
+def latents_by_gather(h, top, i, p):
+    return (p["d"][i] * top[..., None]).sum(-2)
+
+
+SPARSE = (
+    latents_by_threshold,
+    latents_by_scatter,
+    latents_by_one_hot,
+    latents_by_gather,
+)
+for choose in SPARSE:
+
+    def make(n, choose=choose):
+        p = zeros(**{"in": (5, 6), "out": (6, 3)}, u=(6, n), ub=(n,), d=(n, 6))
+
+        def call(p, x):
+            x = x @ p["in"]
+            h = jax.nn.relu(x @ p["u"] + p["ub"])
+            return (x + choose(h, *lax.top_k(h, 3), p)) @ p["out"]
+
+        return p, S, call
+
+    make.__name__ = f"sparse_autoencoder_with_more_{choose.__name__}"
+    program({"in|out|u|ub|d": "F"})(make)
+
+
+@program({**ENDS, "u": "H"})
+def a_quarter_of_all_units_wins(n):
+    p = zeros(**ends(n), u=(n, n))
+
+    def winners(x):
+        least = lax.top_k(x, n // 4)[0].min(-1, keepdims=True)
+        return x * (x >= least)
+
+    return p, X, lambda p, x: winners(winners(x @ p["in"]) @ p["u"]) @ p["out"]
