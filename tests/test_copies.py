@@ -1,13 +1,17 @@
-"""Copies of units change no function, if a program is read rightly.
+"""Copies of units or layers change no function, if a program is read rightly.
 
 This needs no answer by hand. Each unit of the base becomes several with the same
 weights, times the factor of a desired update (that of Adam's learning rate). What sums
 over units has as many equal terms then, each smaller by their number. So base and
 target compute the same numbers, unless a role, a segment, or a factor of logits, of a
 branch or of the readout is wrong.
+
+Likewise each layer of the base becomes several, with weights times the same factor for
+α = 1. While branches are small, they add up to what the one layer adds. So base and
+target, and their derivatives by the size of what ends the branches, are the same,
+unless a branch, its end or its depth is wrong.
 """
 
-import itertools
 import re
 import zlib
 
@@ -19,6 +23,7 @@ import test_reading  # noqa: F401, fills the table
 from programs import kit
 
 from mupax import optim
+from mupax.optim.reading.lists import Pairing
 from mupax.optim.reading.models import trace
 from mupax.optim.rules.multipliers import multipliers, shift
 
@@ -47,10 +52,39 @@ INEXACT = {
     "retention_with_a_norm_of_each_head": "what its norm adds to a variance matters",
     "fast_weights_after_an_inner_step": "the inner step has one rate for all weights",
 }
-ROWS = [x for x in kit.ALL if not x.asks and x.name not in INEXACT]
-ROWS = [x for x in ROWS if not x.name.startswith("composed")]
-# A fixed fourth of the table, as each row takes seconds.
-ROWS = [x for x in ROWS if zlib.crc32(x.name.encode()) % 4 == 0]
+# Programs that copies of layers change, and why.
+_NUMBER = "a layer's constants or weights depend on its number"
+_TURNS = "layers take turns, with halves of the stream or by their kind"
+_BESIDE = "an axis holds what all layers read"
+_LAYERS = "layers read, or return, what others compute"
+_MULTIPLIED = "it multiplies its branches by itself"
+INEXACT_IN_DEPTH = {
+    "additive_couplings_with_biases_after_them": _TURNS,
+    "early_exit_by_cond_on_the_layer_number": _NUMBER,
+    "kernels_of_all_layers_stacked_by_rows": _BESIDE,
+    "kinds_of_blocks_alternate_of_which_one_splits_a_kernel": _TURNS,
+    "linear_attention_whose_values_are_divided_by_the_depth": _MULTIPLIED,
+    "linen_compact_transformer": _TURNS,
+    "logits_that_a_scan_over_layers_adds_up": _LAYERS,
+    "modulations_of_all_layers_by_one_kernel": _BESIDE,
+    "scan_of_layers_with_kv_cache_as_carry_and_outputs": _LAYERS,
+    "stages_of_numbered_layers_in_one_list": _TURNS,
+    "top_down_layers_whose_latents_are_in_the_loss": "a loss adds up over layers",
+    "what_each_branch_adds_in_a_scan_is_returned_by_layers": _LAYERS,
+}
+
+
+def chosen(rows, exceptions):
+    """A fixed fourth of the table, as each row takes seconds."""
+    rows = [x for x in rows if not x.asks and x.name not in exceptions]
+    rows = [x for x in rows if not x.name.startswith("composed")]
+    return [x for x in rows if zlib.crc32(x.name.encode()) % 4 == 0]
+
+
+ROWS = chosen(kit.ALL, INEXACT)
+# What acts on the stream itself in each layer is a power, and no sum, of copies.
+DEEP = [x for x in kit.ALL if x.deep and not any("m" in y for y in x.right.values())]
+DEEP = chosen(DEEP, INEXACT_IN_DEPTH)
 
 
 def sources(before, after, way, head=(0, 0)):
@@ -69,46 +103,53 @@ def copied(array, shape, way, heads=((), ())):
     return array[np.ix_(*(sources(a, b, way, head) for a, b, head in sizes))]
 
 
+def places(scale, way):
+    """Of which entry of a parameter of the base each of the target's is a copy."""
+    small = np.arange(np.prod(scale.base_shape, dtype=int)).reshape(scale.base_shape)
+    if not scale.segments:
+        heads = scale.base_head_shape, scale.head_shape
+        return copied(small, scale.shape, way, heads)
+    large = np.zeros(scale.shape, int)
+    for part in scale.segments:
+        before = small.reshape(part.base_place.view(scale.base_shape))
+        after = large.reshape(part.place.view(scale.shape))  # shares its memory
+        size = after[part.place.index].shape
+        after[part.place.index] = copied(before[part.base_place.index], size, way)
+    return large
+
+
 def of_target(array, scale, way, point):
     """A parameter of the target, from its counterpart in the base."""
-    if scale.segments:
-        large = np.zeros(scale.shape)
-        for part in scale.segments:
-            small = array.reshape(part.base_place.view(scale.base_shape))
-            views = large.reshape(part.place.view(scale.shape))
-            size = views[part.place.index].shape
-            views[part.place.index] = copied(small[part.base_place.index], size, way)
-            large = views.reshape(scale.shape)
-    else:
-        heads = scale.base_head_shape, scale.head_shape
-        large = copied(array, scale.shape, way, heads)
+    large = jnp.ravel(array)[places(scale, way)]
     return large * multipliers(scale, point).learning_rate - shift(scale, point)
 
 
-def twins(large, small):
+def copies(scales, params, way):
+    """The target's parameters, by path, from those of the base."""
+    return {
+        path: of_target(params[twin], scales[path], way, scales.parametrization)
+        for path, twin in twins(scales, params).items()
+    }
+
+
+def twins(scales, params):
     """Of which parameter of the base each of the target is a copy, in lists, too."""
+    opened, found = Pairing(scales, params).opened, {}
+    for path in sorted(scales, key=numbers):
+        key = opened(path), scales[path].base_shape
+        found.setdefault(key, ([], []))[0].append(path)
+    for path in sorted(params, key=numbers):
+        found[opened(path), params[path].shape][1].append(path)
+    return {
+        path: before[i * len(before) // len(after)]
+        for after, before in found.values()
+        for i, path in enumerate(after)
+    }
 
-    def named(paths):
-        """{(path without numbers, place of a number): the numbers}, by their order."""
-        found = {}
-        for path in paths:
-            for place, number in enumerate(re.findall(r"\d+", path)):
-                found.setdefault((re.sub(r"\d+", "#", path), place), set()).add(number)
-        return {key: sorted(numbers, key=int) for key, numbers in found.items()}
 
-    after, before = named(large), named(small)
-
-    def twin(path):
-        name, place = re.sub(r"\d+", "#", path), itertools.count()
-
-        def number(match):
-            key = name, next(place)
-            at = after[key].index(match[0]) * len(before[key]) // len(after[key])
-            return before[key][at]
-
-        return re.sub(r"\d+", number, path)
-
-    return {path: twin(path) for path in large}
+def numbers(path):
+    """The numbers in a path."""
+    return [int(x) for x in re.findall(r"\d+", path)]
 
 
 def drawn(key, like):
@@ -131,7 +172,7 @@ def drawn_parameters(leaves):
     return found
 
 
-def compiled(reading):
+def forward(reading):
     """The forward pass, as a function of parameters by path."""
     program = reading.program
     like = [x.aval for x in program.traced.jaxpr.invars]
@@ -139,40 +180,76 @@ def compiled(reading):
     rest = [jnp.ones(x.shape, x.dtype) for x in like[number:][:state]]
     inputs = enumerate(like[number + state :])
     rest += [drawn(jax.random.key(i), x) for i, x in inputs]
-    run = jax.jit(jax.extend.core.jaxpr_as_fun(program.traced))
+    run = jax.extend.core.jaxpr_as_fun(program.traced)
 
     def results(params):
         values = zip((params[path] for path in reading.path_of), like, strict=False)
         found = run(*(jnp.asarray(x, y.dtype) for x, y in values), *rest)
-        floats = [x for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
-        return [np.array(x, float) for x in floats]
+        return [x for x in found if jnp.issubdtype(x.dtype, jnp.floating)]
 
     return results
 
 
 def difference(one, other, way):
     """The largest difference of results, over their size."""
-    each = [(copied(x, y.shape, way), y) for x, y in zip(one, other, strict=True)]
+    pairs = (map(np.asarray, pair) for pair in zip(one, other, strict=True))
+    each = [(copied(x, y.shape, way), y) for x, y in pairs]
     return max(abs(x - y).max() / (abs(x).max() + 1e-9) for x, y in each)
+
+
+def read(models, **point):
+    """The scales of a target, and the readings of base and target."""
+    base, target, inputs, call = models
+    with jax.numpy_rank_promotion("allow"):
+        scales = optim.infer_scales(base, target, inputs=inputs, call=call, **point)
+        small = trace(base, inputs, call, "base")
+        return scales, small, trace(target, inputs, call, "target")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_copies_of_units_change_no_function(row):
-    base, target, inputs, call = row.models(depth=2)
-    with jax.numpy_rank_promotion("allow"):
-        scales = optim.infer_scales(base, target, inputs=inputs, call=call)
-        small = trace(base, inputs, call, "base")
-        large = trace(target, inputs, call, "target")
+    scales, small, large = read(row.models(depth=2))
     params = drawn_parameters(small.leaves)
-    start, run = compiled(small)(params), compiled(large)
+    start, run = jax.jit(forward(small))(params), jax.jit(forward(large))
     found = {}
     for way in WAYS:
-        copies = {
-            path: of_target(params[twin], scales[path], way, scales.parametrization)
-            for path, twin in twins(large.path_of, small.path_of).items()
-        }
-        found[way] = difference(start, run(copies), way)
+        found[way] = difference(start, run(copies(scales, params, way)), way)
         if found[way] < 2e-3:
             return
     pytest.fail(f"relative differences: {found}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", DEEP, ids=lambda row: row.name)
+def test_copies_of_layers_with_small_branches_change_no_function(row):
+    scales, small, large = read(row.models(width=8), parametrization="ode")
+    params = drawn_parameters(small.leaves)
+    ends = {}
+    for path, twin in twins(scales, params).items():
+        scale = scales[path]
+        is_end = np.full(scale.base_shape, scale.ends_branch)
+        for part in scale.segments:
+            view = is_end.reshape(part.base_place.view(scale.base_shape))
+            view[part.base_place.index] = part.ends_branch
+        ends[twin] = is_end, scale.offset
+
+    def of_base(size):
+        """The base's parameters, what ends its branches times a number."""
+        found = {}
+        for path, (is_end, offset) in ends.items():
+            scaled = size * (params[path] + offset) - offset
+            found[path] = jnp.where(is_end, scaled, params[path])
+        return found
+
+    def derived(function):
+        """The values where branches are small, and their derivatives."""
+        return jax.jit(lambda x: jax.jvp(function, (x,), (1.0,)))(1e-4)
+
+    run, rerun = forward(small), forward(large)
+    one = derived(lambda x: run(of_base(x)))
+    other = derived(lambda x: rerun(copies(scales, of_base(x), "beside")))
+    each = zip(one, other, strict=True)
+    found = [difference(x, y, "beside") for x, y in each]
+    assert max(found) < 2e-3, f"relative differences of values and slopes: {found}"
+    assert max(abs(x).max() for x in one[1]) > 0

@@ -338,7 +338,7 @@ class Branches:
                 node, skip, end
             ):
                 continue
-            for start, trunk, factor in self._starts(node, skip, end):
+            for start, trunk, factor in self._starts(node, skip):
                 inside = self._program.between(start, end)
                 if start is not trunk and trunk.id in inside:
                     break  # it reads what was added since
@@ -383,9 +383,7 @@ class Branches:
             carry, _ = self.factors.trunk(carry.operands[1])
         return bool(seen) and carry is node
 
-    def _starts(
-        self, add: Node, skip: Node, end: Node
-    ) -> Iterable[tuple[Node, Node, float]]:
+    def _starts(self, add: Node, skip: Node) -> Iterable[tuple[Node, Node, float]]:
         """Where the branch may start: (node, stream, the constant of the stream)."""
         trunk, factor = self.factors.trunk(skip)
         at, constant = skip, 1.0
@@ -393,8 +391,7 @@ class Branches:
             if at.op == "mul":
                 yield at, trunk, constant
             at, constant = self.factors.inner_step(at, constant)
-        starts = *self._same_stream(trunk), *self._gated(trunk, end)
-        for start in (*starts, *self._copied(trunk)):
+        for start in (*self._same_stream(trunk), *self._copied(trunk)):
             yield start, trunk, factor
         # Or before a bias, or a learned gain if it is that of a stream: g x + f(x).
         if trunk.op == "add" and self.factors.with_weight(trunk) is not None:
@@ -619,24 +616,6 @@ class Branches:
         while trunk.id in self._trunks:
             trunk = self._trunks[trunk.id]
             yield trunk
-
-    def _gated(self, trunk: Node, end: Node) -> Iterable[Node]:
-        """The stream x of (1 - g) x + g f(x), as in highway networks."""
-        end, _ = self.factors.trunk(end)
-        if not (trunk.op == end.op == "mul"):
-            return
-        for gate, x in (trunk.operands, trunk.operands[::-1]):
-            for other in end.operands:
-                pair = self._complement(gate), self._complement(other)
-                if x.data and (pair[0] is other or pair[1] is gate):
-                    yield from self._same_stream(self.factors.trunk(x)[0])
-
-    @staticmethod
-    def _complement(gate: Node) -> Node | None:
-        """The value t of a gate 1 - t."""
-        gate = origin(gate)
-        is_one = gate.op == "sub" and gate.operands[0].value == 1
-        return gate.operands[1] if is_one else None
 
     def _kernels(self, inside: Iterable[int]) -> list[Node]:
         nodes = (self._program.nodes[i] for i in sorted(inside))

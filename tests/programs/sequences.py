@@ -372,8 +372,12 @@ def stacked_lstm_layers_of_equal_number(n):
     return p, S, call
 
 
-@program({**ENDS, r"b/\d/h": "He", r"b/\d/t": "Hb", r"b/\d/tb": "Vb"}, deep=True)
-def highway_layers(n, L):
+@program(
+    {**ENDS, r"b/\d/t": "Hb", r"b/\d/tb": "Vb", r"b/\d/h": "Hb"},
+    deep=True,
+    asks="has no residual branch",
+)
+def gates_that_shrink_the_stream(n, L, remedy=False):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
     p |= {"b": layers(L, h=(n, n), t=(n, n), tb=(n,))}
 
@@ -381,22 +385,8 @@ def highway_layers(n, L):
         x = x @ p["in"]
         for w in p["b"]:
             t = jax.nn.sigmoid(x @ w["t"] + w["tb"])
-            x = t * jax.nn.relu(x @ w["h"]) + (1 - t) * x
-        return x @ p["out"]
-
-    return p, X, call
-
-
-@program({**ENDS, r"b/\d/(u|t)": "Hb", r"b/\d/d": "He", r"b/\d/tb": "Vb"}, deep=True)
-def gated_residual_mlp(n, L):
-    p = zeros(**{"in": (5, n), "out": (n, 3)})
-    p |= {"b": layers(L, u=(n, n), d=(n, n), t=(n, n), tb=(n,))}
-
-    def call(p, x):
-        x = x @ p["in"]
-        for w in p["b"]:
-            t = jax.nn.sigmoid(x @ w["t"] + w["tb"])
-            x = (1 - t) * x + t * (jax.nn.relu(x @ w["u"]) @ w["d"])
+            h = jax.nn.relu(x @ w["h"])
+            x = x + t * (h - x) * 2 / L if remedy else (1 - t) * x + t * h
         return x @ p["out"]
 
     return p, X, call
