@@ -409,10 +409,16 @@ class Branches:
                 yield before, before, factor
 
     def _copied(self, node: Node) -> list[Node]:
-        """The stream of which several copies start, e.g. stack([x, x]), or a part."""
-        if node.op != "concatenate":
+        """The stream of which several copies start, e.g. stack([x, x]), or a part.
+
+        Or the streams, mixed by a matrix of each example, of which a part starts.
+        """
+        if node.op not in ("concatenate", "slice"):
             return []
         sources = [self.factors.trunk(x)[0] for x in node.operands]
+        if node.op == "slice":
+            mixed = sources[0].op == "dot_general"
+            return sources if mixed and all(x.data for x in sources[0].operands) else []
         is_one = all(x is sources[0] for x in sources)
         return sources[:1] if is_one else [x for x in sources if x.id in self._trunks]
 

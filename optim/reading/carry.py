@@ -44,7 +44,13 @@ class Carry:
         """Whether parameters can carry a factor of sums; let them, if they can."""
         sides = [side for each in sums for side in each.sides]
         ends = {e.node.id for x in sides for e in self._large.side(x)[0]}
-        own = {x.id for x in sides if frozenset() < self._large.params(x) <= paths}
+        leads = self._large.reading.program.leads
+        own = {
+            x.id
+            for x in sides
+            if frozenset() < self._large.params(x) <= paths
+            and not any(leads(s.node, x) for s in sums)  # whose result has its size
+        }
         powers = {sum(x.id in own for x in s.sides) for s in sums}
         nodes = ends | {each.node.id for each in sums}
         stops = {(each.node.id, -1) for each in sums}

@@ -67,7 +67,11 @@ class Logits:
                     self._summed_over_layers |= {each.node.id} if share != 1 else set()
                 if not alike(wanted, 1) or len(set(each.sides)) > 1:
                     growing.append(each)
-        lacking.sort(key=lambda each: each[0].node.id)
+
+        def choice(of: Sum) -> tuple[int, int]:
+            return len({*map(self._large.params, of.sides)}), of.node.id
+
+        lacking.sort(key=lambda each: choice(each[0]))
         carried: set[int] = set()
         for each, wanted, growth in lacking:
             if each.node.id not in carried:

@@ -190,6 +190,21 @@ def hypernetwork_of_one_layer(n):
     return p, (floats(4, 5), floats(4, 4)), call
 
 
+@program({"z|a": "F", "gen": "I", "genb": "V", "in": "I", "out": "O"}, carries={"gen.?": 0.25})  # fmt: skip
+def hypernetwork_of_two_layers_from_their_embeddings(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, z=(2, 4), a=(4, 8))
+    p |= zeros(gen=(8, n * n), genb=(n * n,))
+
+    def call(p, x):
+        w = jax.nn.relu(p["z"] @ p["a"]) @ p["gen"] + p["genb"]
+        x = jax.nn.relu(x @ p["in"])
+        for each in w.reshape(2, n, n):
+            x = jax.nn.relu(x @ each)
+        return x @ p["out"]
+
+    return p, (floats(4, 5),), call
+
+
 @program({"coef": "I|H", "base": "I|H", "coef2": "O|H", "base2": "O|H"})
 def kolmogorov_arnold_layers(n):
     p = zeros(coef=(5, 6, n), base=(5, n), coef2=(n, 6, 3), base2=(n, 3))

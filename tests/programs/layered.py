@@ -362,6 +362,25 @@ def streams_of_which_one_matrix_makes_the_input_of_a_layer_and_the_rest(n, L):
     return p, T, call
 
 
+@program({**ENDS, "b/(mix|s)": "O|Fm", "b/by": "Fe", "b/(u|d)": "Hb"}, deep=True)
+def streams_that_one_matrix_mixes_in_a_scan(n, L):
+    p = zeros(**{"in": (7, n), "out": (n, 7)})
+    shapes = {"mix": (n, 3), "s": (2, 3), "by": (2, 1), "u": (n, n), "d": (n, n)}
+    p["b"] = {name: jnp.zeros((L, *shape)) for name, shape in shapes.items()}
+
+    def layer(x, w):
+        mix = w["s"] + jnp.tanh(norm(x) @ w["mix"])
+        mixed = mix.swapaxes(-1, -2) @ x
+        y = mlp(w, norm(mixed[..., 0, :]))
+        return y[..., None, :] * w["by"] + mixed[..., 1:, :], None
+
+    def call(p, x):
+        x = jnp.repeat(p["in"][x][:, :, None], 2, 2)
+        return norm(lax.scan(layer, x, p["b"])[0].sum(2)) @ p["out"]
+
+    return p, T, call
+
+
 @program({"in": "I", "out": "O", r"q|k|v|o|w/\d": "H"})
 def two_inner_steps_with_momentum(n):
     d = n // 4
