@@ -277,7 +277,9 @@ def test_scales_of_a_deeper_model_are_a_warning():
         return jax.tree.map(jnp.ones_like, nnx.state(model, *filters))
 
     shallower = state(Blocks(16, 3), nnx.Param)
-    with pytest.warns(UserWarning, match=r"'blocks/3/bias'.*'blocks/2': make the sca"):
+    with pytest.warns(
+        UserWarning, match=r"'blocks/3/bias', a later block .* make the sca"
+    ):
         tx.init(shallower)
     for part in ("net", "blocks", "bias"):  # frozen by a filter: no warning
         tx.init(state(made[1](), nnx.All(nnx.Param, nnx.PathContains(part))))
@@ -414,7 +416,7 @@ def test_arrays_of_the_bases_shape():
 
 
 def test_flattened_parameters():
-    with refuses("one array without a name", "leave optax.flatten out"):
+    with refuses("has no scale", "without optax.flatten"):
         optax.flatten(optim.adam(0.1, SCALES)).init(params())
 
 
@@ -431,8 +433,8 @@ def test_shards_inside_of_shard_map():
 
     updates = inside(lambda p: tx.update(p, state, p)[0])
     assert jnp.allclose(updates["head"], -0.025)
-    with refuses("'embed' has shape (5, 8)", "one shard", "outside of it"):
-        inside(lambda p: tx.update(p, tx.init(p), p)[0])
+    updates = inside(lambda p: tx.update(p, tx.init(p), p)[0])
+    assert jnp.allclose(updates["head"], -0.025)
 
 
 @pytest.mark.parametrize("alias", ALIASES)

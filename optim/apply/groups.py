@@ -13,27 +13,19 @@ from ..scales.group import Module
 from ..scales.patterns import Pattern
 from ..scales.table import Scales
 
-_ROLE = "role:"
-
 
 def _matching(pattern: str, scales: Scales) -> list[str]:
     """The paths of a role, or those that a regular expression matches."""
-    if isinstance(pattern, str) and pattern.startswith(_ROLE):
-        found = [path for path, s in scales.items() if _ROLE + s.role == pattern]
-        if not found:
-            held = dict.fromkeys(repr(_ROLE + s.role) for s in scales.values())
-            raise ValueError(
-                f"{pattern!r} matches no parameter; the scales hold {', '.join(held)}"
-            )
-        return found
-    regex = Pattern("pattern", pattern)
-    found = [path for path in scales if regex.matches(path)]
-    if not found and pattern in list(Role):
+    found = [path for path, s in scales.items() if f"role:{s.role}" == pattern]
+    if not found and (pattern.startswith("role:") or pattern in list(Role)):
+        held = dict.fromkeys(repr(f"role:{s.role}") for s in scales.values())
         raise ValueError(
-            f"{pattern!r} matches no parameter path; for all parameters of this role "
-            f"write {_ROLE + pattern!r}"
+            f"{pattern!r} matches no parameter; the scales hold {', '.join(held)}"
         )
-    regex.check(scales)
+    if not found:
+        regex = Pattern("pattern", pattern)
+        found = [path for path in scales if regex.matches(path)]
+        regex.check(scales)
     return found
 
 
@@ -79,35 +71,24 @@ def for_modules(scales: Scales, modules: Mapping[str, Mapping[str, Any]]) -> Sca
     Source: Mlodozeniec et al. 2025 (arXiv:2512.22382); Yaida eq. 2.8 (multiplier as a
     gauge).
     """
-    pattern_of: dict[str, str] = {}
-    for pattern in modules:
-        for path in _matching(pattern, scales):
-            if path in pattern_of:
-                raise ValueError(
-                    f"parameter {path!r} matches both {pattern_of[path]!r} and "
-                    f"{pattern!r}; change one of them, so that each parameter matches "
-                    "one pattern"
-                )
-            pattern_of[path] = pattern
-    if twice := sorted(pattern_of.keys() & scales.modules.keys()):
-        raise ValueError(
-            f"{twice[0]!r} already has factors of an earlier for_modules; pass all "
-            "groups in one call, on the scales without groups"
-        )
-    made = {pattern: _module(pattern, given) for pattern, given in modules.items()}
-    by_path = {path: made[pattern] for path, pattern in pattern_of.items()}
-    return scales.replaced(modules={**scales.modules, **by_path})
-
-
-def _module(pattern: str, factors: Mapping[str, Any]) -> Module:
     known = [field.name for field in dataclasses.fields(Module)]
-    for name in factors:
-        if name not in known:
+    by_path = dict(scales.modules)
+    for pattern, factors in modules.items():
+        if wrong := factors.keys() - known:
             raise ValueError(
-                f"unknown hyperparameter {name!r} of {pattern!r}; a group of "
+                f"unknown hyperparameter {min(wrong)!r} of {pattern!r}; a group of "
                 f"parameters has {', '.join(known)}"
             )
-    try:
-        return Module(**factors)
-    except ValueError as error:
-        raise ValueError(f"the factors of {pattern!r}: {error}") from None
+        try:
+            module = Module(**factors)
+        except ValueError as error:
+            raise ValueError(f"the factors of {pattern!r}: {error}") from None
+        for path in _matching(pattern, scales):
+            if path in by_path:
+                raise ValueError(
+                    f"parameter {path!r} matches {pattern!r}, and already has factors "
+                    "of another pattern or of an earlier for_modules; change one of "
+                    "them, so that each parameter has one"
+                )
+            by_path[path] = module
+    return scales.replaced(modules=by_path)

@@ -188,37 +188,29 @@ class Scales(Mapping[str, ParamScale]):
         Raises:
           ValueError: a path is unknown, missing, or has another shape.
         """
-        if _is_placeholder(params):
+        # `optax.tree.map_params` has one placeholder for all parameters.
+        if type(params).__name__ == "_ParamsPlaceholder":
             return frozenset(self)
-        shapes, masked = {}, []
+        held, masked = set(), []
         for path, leaf in flatten(params, is_leaf=_is_masked):
             if _is_masked(leaf):  # or None, in place of a leaf that was filtered out
                 masked.append(path)
-            elif not hasattr(leaf, "shape"):
+                continue
+            if not hasattr(leaf, "shape"):
                 raise ValueError(
                     f"{path!r} is a {type(leaf).__name__}, not an array; pass only the "
                     "parameters to the optimizer, e.g. eqx.filter(model, "
                     "eqx.is_inexact_array)"
                 )
-            elif path not in self and not _is_float(leaf):
-                raise ValueError(
-                    f"{path!r} has dtype {leaf.dtype}, so it is not trained and has no "
-                    "scale; pass only floating-point parameters to the optimizer, or "
-                    f"optax.masked(tx, mask), with a mask that is False for {path!r}"
-                )
-            else:
-                shapes[path] = tuple(leaf.shape)
-        for path, shape in shapes.items():
-            self.check_path(path)
-            if shape != self[path].shape and mode() is None:
-                raise ValueError(_other_shape(self[path], shape))
+            self.check_leaf(path, leaf)
+            held.add(path)
         # An NNX state lacks the parameters that a filter left out.
-        if shapes and has_base(params, "State"):
-            _warn_of_missing_blocks(self, shapes)
-            return frozenset(shapes)
+        if held and has_base(params, "State"):
+            _warn_of_missing_blocks(self, held)
+            return frozenset(held)
         for path in self:
             hidden = any(m in ("", path) or path.startswith(m + "/") for m in masked)
-            if path not in shapes and not hidden:
+            if path not in held and not hidden:
                 raise ValueError(
                     f"the scales hold {path!r}, which the parameters lack; make the "
                     "scales again from the parameters that the optimizer gets. To "
@@ -226,36 +218,39 @@ class Scales(Mapping[str, ParamScale]):
                     "optax.set_to_zero() for that part, or leave None in its place "
                     "(optax.masked would add its gradients to it)"
                 )
-        return frozenset(shapes)
+        return frozenset(held)
 
-    def check_path(self, path: str) -> None:
-        """Raise a `ValueError` that names `path`, unless it has a scale."""
-        if path not in self and not path:
-            raise ValueError(
-                "the optimizer gets one array without a name, but the scales hold "
-                f"{some(list(self))}: leave optax.flatten out, which hides the "
-                "parameters, or make the scales from the same parameters"
-            )
+    def check_leaf(self, path: str, leaf: Any) -> None:
+        """Raise a `ValueError` unless a parameter or update has a scale of its shape.
+
+        Shapes are not compared in probes, nor inside of `jax.shard_map`, where a leaf
+        is one shard.
+        """
         if path not in self:
+            # Integers are step counters, and keys seed dropout.
+            kind = getattr(leaf, "dtype", jnp.float32)
+            if not jnp.issubdtype(kind, jnp.inexact):
+                raise ValueError(
+                    f"{path!r} has dtype {kind}, so it is not trained and has no "
+                    "scale; pass only floating-point parameters to the optimizer, or "
+                    f"optax.masked(tx, mask), with a mask that is False for {path!r}"
+                )
             raise ValueError(
                 f"parameter {path!r} has no scale; the scales hold "
                 f"{some(list(self))}: make them from the same parameters that the "
                 "optimizer gets (for Linen variables, the 'params' collection; for "
                 "NNX, nnx.state(model, nnx.Param), or for other variables their state: "
-                "infer_scales(nnx.state(base, wrt), nnx.state(target, wrt)))"
+                "infer_scales(nnx.state(base, wrt), nnx.state(target, wrt)); without "
+                "optax.flatten, which hides their names)"
             )
-
-    def check_leaf(self, path: str, leaf: Any) -> None:
-        """Raise a `ValueError` unless a parameter or update has a scale of its shape.
-
-        Shapes are not compared inside of `jax.shard_map`, where a leaf is one shard.
-        """
-        self.check_path(path)
-        shape = getattr(leaf, "shape", None)
-        if shape is None or tuple(shape) == self[path].shape or mode() is not None:
-            return
-        if not _in_shard_map():
-            raise ValueError(_other_shape(self[path], tuple(shape)))
+        shape = tuple(getattr(leaf, "shape", self[path].shape))
+        shards = jax.sharding.get_abstract_mesh().manual_axes
+        if shape != self[path].shape and mode() is None and not shards:
+            raise ValueError(
+                f"parameter {path!r} has shape {shape}, but its scale was made for "
+                f"shape {self[path].shape}; make new scales with this model as the "
+                "target"
+            )
 
 
 def _ratio(name: str, pair: tuple[float, float] | None) -> float:
@@ -273,28 +268,6 @@ def _ratio(name: str, pair: tuple[float, float] | None) -> float:
     return target / base
 
 
-def _other_shape(scale: ParamScale, shape: tuple[int, ...]) -> str:
-    start = (
-        f"parameter {scale.path!r} has shape {shape}, but its scale was made for shape "
-        f"{scale.shape}"
-    )
-    if _in_shard_map():
-        return (
-            f"{start}; inside of jax.shard_map it may be one shard: call tx.init "
-            "outside of it, with the whole parameters"
-        )
-    return f"{start}; make new scales with this model as the target"
-
-
-def _in_shard_map() -> bool:
-    return bool(jax.sharding.get_abstract_mesh().manual_axes)
-
-
-def _is_float(leaf: Any) -> bool:
-    # Integers are step counters, and keys seed dropout; neither is a parameter.
-    return jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jnp.inexact)
-
-
 def _is_masked(leaf: Any) -> bool:
     # By name, because optax does not export MaskedNode at a stable place.
     return leaf is None or type(leaf).__name__ == "MaskedNode"
@@ -302,28 +275,22 @@ def _is_masked(leaf: Any) -> bool:
 
 def _warn_of_missing_blocks(scales: Iterable[str], held: Collection[str]) -> None:
     """Warn where only the last blocks of a list are missing: is the model shallower?"""
-
-    blocks = {path: re.match(r"(.*?/)(\d+)/", path) for path in (*scales, *held)}
     last: dict[str, int] = {}
-    for known in filter(None, map(blocks.get, held)):
-        last[known[1]] = max(int(known[2]), last.get(known[1], 0))
+    for found in filter(None, map(_BLOCK.match, held)):
+        last[found[1]] = max(int(found[2]), last.get(found[1], 0))
     missing = [path for path in scales if path not in held]
-    for path in missing:
-        if not (late := blocks[path]) or int(late[2]) <= last.get(late[1], math.inf):
-            return  # frozen by a filter
-    if missing and (block := blocks[missing[0]]):
+    blocks = [_BLOCK.match(path) for path in missing]
+    if missing and all(b and int(b[2]) > last.get(b[1], math.inf) for b in blocks):
         warnings.warn(
-            f"the scales hold {missing[0]!r}, and the last block of the parameters is "
-            f"'{block[1]}{last[block[1]]}': make the scales again with this model as "
-            "the target. If a filter freezes the last blocks, ignore this",
+            f"the scales hold {missing[0]!r}, a later block than the parameters have: "
+            "make the scales again with this model as the target. If a filter freezes "
+            "the last blocks, ignore this",
             ChainWarning,
             stacklevel=4,
         )
 
 
-def _is_placeholder(params: Any) -> bool:
-    # optax.tree.map_params initializes a state with one placeholder for all parameters.
-    return type(params).__name__ == "_ParamsPlaceholder"
+_BLOCK = re.compile(r"(.*?/)(\d+)/")  # the number of a block in a list
 
 
 def some(names: list[str], most: int = 4) -> str:
