@@ -140,7 +140,7 @@ def test_flags_set_options_that_the_config_leaves_out():
         ("optimizer.bb=3", "optimizer 'adam' has no option 'bb'; its options are b1"),
         ("schedule.nme=3", "schedule has no option 'nme'; its options are warmup"),
         ("data.image_sise=3", "data: got an unexpected keyword argument 'image_sise'"),
-        ("parametrization.alpha=3", "has no option 'alpha'"),
+        ("parametrization.alpha=3", "keyword argument 'alpha'"),
         ("model.a.b=3", "resmlp has no option 'a'"),
         ("model.width.x=3", "no key model.width.x: model.width is a value, not a"),
         ("dataset.x=3", "dataset is a value, not a section; set all of it by --c"),

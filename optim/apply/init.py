@@ -43,8 +43,8 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
       A tree like `params`.
 
     Raises:
-      ValueError: a parameter without a scale, or of another shape; the parameters or
-        the base have no values; the base is another model; a parameter is zero in one
+      ValueError: a parameter without a scale, or of another shape; the
+        base has no values; the base is another model; a parameter is zero in one
         of the models only; the model belongs to `mupax.zoo` and has no groups; the base
         or the target is trained; a gain of 1 + w in half precision carries a small
         multiplier.
@@ -76,7 +76,6 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
     point = resolve(scales)
     given = float_leaves(params)
     scales.check_params(given)
-    _check_values(given)
     groups = {path: module.init for path, module in scales.modules.items()}
     if _made_elsewhere(scales, is_changed=bool(groups)):
         once = {p: factor for p, factor in groups.items() if not is_rescaled(given[p])}
@@ -95,28 +94,14 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
 
 
 def _check_arguments(params: Any, base: Any) -> None:
-    if is_function(params):
+    if is_function(params) or is_nnx(params):
         raise ValueError(
-            "rescale_init takes parameters, not a function that builds a model; build "
-            "the model, and pass its parameters: nnx.state(model, nnx.Param) for NNX"
-        )
-    if is_nnx(params):
-        raise ValueError(
-            "rescale_init takes parameters, not a module: use params = nnx.state("
-            "model, nnx.Param), then nnx.update(model, rescale_init(params, ...))"
+            "rescale_init takes parameters, not a module or a function that builds "
+            "one: use params = nnx.state(model, nnx.Param), then nnx.update(model, "
+            "rescale_init(params, ...))"
         )
     if is_function(base):
         check_takes_nothing(base, "base")
-
-
-def _check_values(arrays: Mapping[str, Any]) -> None:
-    for path, array in arrays.items():
-        if isinstance(array, jax.ShapeDtypeStruct):
-            raise ValueError(
-                f"parameter {path!r} is only a shape, without values to rescale; pass "
-                "arrays, or trace the call: jax.eval_shape(lambda p: "
-                "rescale_init(p, ...), params)"
-            )
 
 
 def _check_precision(
@@ -176,18 +161,14 @@ def _twin(
         return array is not None and array.shape == scale.base_shape
 
     twin = path if fits(path) else pairing.twin(path)
-    if twin is None or not fits(twin):
+    array = arrays[twin] if twin is not None and fits(twin) else None
+    if array is None or isinstance(array, jax.ShapeDtypeStruct):
         raise ValueError(
-            f"the base has no parameter {path!r} of shape {scale.base_shape}; pass "
-            "base=..., the model that infer_scales got as base, with initial values "
-            "(for Linen and Haiku, module.init(key, x))"
+            f"the base has no initial values of {path!r}, of shape {scale.base_shape}; "
+            "pass base=..., the model that infer_scales got as base, or a function "
+            "that builds it (for Linen and Haiku, module.init(key, x))"
         )
-    if isinstance(arrays[twin], jax.ShapeDtypeStruct):
-        raise ValueError(
-            f"the base has only the shape of {twin!r}; pass base=..., a function that "
-            "builds the base, so that its initial values are known"
-        )
-    return arrays[twin]
+    return array
 
 
 def _multiply(
