@@ -22,7 +22,7 @@ from ..scales.paths import flatten, nested
 from ..scales.probe import mode
 from ..scales.table import ChainWarning, Scales
 from .judging import judge
-from .probing import Leaf, Probe, TracedError, Unchecked, acting, probe_shapes
+from .probing import Leaf, Probe, TracedError, Unchecked, acting, probe_shape
 
 _OTHER_TREE = (
     "a tree of masks or labels does not have the structure of the gradients (nnx."
@@ -116,18 +116,13 @@ scale_by_parametrization after the transform that makes the update
     rules = {path: multipliers(scale, point) for path, scale in held.items()}
     if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
         raise TracedError
-    shapes = {path: (scale.base_shape, scale.shape) for path, scale in held.items()}
-    if not point.scaled:
-        # No rule gives sizes; the target is compared with itself, unscaled.
-        shapes = {path: (target, target) for path, (_, target) in shapes.items()}
-        rules = {
-            path: dataclasses.replace(rule, init_std=1.0, forward=1.0)
-            for path, rule in rules.items()
-        }
-    leaves = {
-        path: Leaf(*pair, rules[path].gradient, rules[path].init_std)
-        for path, pair in probe_shapes(shapes).items()
-    }
+    leaves = {}
+    for path, scale in held.items():
+        # Without rules for sizes, the target is compared with itself, unscaled.
+        base = scale.base_shape if point.scaled else scale.shape
+        heavier = rules[path].init_std if point.scaled else 1.0
+        shapes = probe_shape(base, scale.shape)
+        leaves[path] = Leaf(*shapes, rules[path].gradient, heavier)
     shifts = {path: shift(scale, point) for path, scale in held.items()}
     try:
         with _explained_trees():

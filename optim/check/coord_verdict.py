@@ -258,7 +258,6 @@ class Fit(NamedTuple):
       steady: the standard errors, pooled with those of the other layers; infinite if
         they are not known.
       heads, tails: slopes between the two smallest and the two largest sizes.
-      lowest: |tails| less half of their own 90 % interval.
       moves: the steps that are judged: those after which the layer has changed at any
         size. Before a readout of zeros, no layer changes in the first step.
       diverged: whether a change is not finite.
@@ -270,7 +269,6 @@ class Fit(NamedTuple):
     steady: np.ndarray
     heads: np.ndarray
     tails: np.ndarray
-    lowest: np.ndarray
     moves: np.ndarray
     diverged: bool
     freedom: int
@@ -302,9 +300,8 @@ class Fit(NamedTuple):
         heads, tails = (x * np.sign(self.slopes) for x in (self.heads, self.tails))
         # A slope that fades with size is a correction of small models, not an exponent.
         lasts = tails > np.clip(0.8 * heads, edge, max(edge, 0.5))
-        beyond = np.abs(self.slopes) - self.half_widths(chance) > edge
-        found: np.ndarray = lasts & beyond & (self.lowest > edge)
-        return found
+        beyond: np.ndarray = np.abs(self.slopes) - self.half_widths(chance) > edge
+        return lasts & beyond
 
 
 def _fit_layers(
@@ -319,11 +316,9 @@ def _fit_layers(
         each = np.tensordot(centred, y, (0, 1)) / (centred**2).sum()
         local = np.diff(y, axis=1) / np.diff(x)[:, None, None]
         slopes, heads, tails = (s.mean(-1) for s in (each, local[:, 0], local[:, -1]))
-        errors, lowest = np.full(slopes.shape, np.nan), np.abs(tails)
+        errors = np.full(slopes.shape, np.nan)
         if seeds > 1:
-            both = each, local[:, -1]
-            errors, spread = (s.std(-1, ddof=1) / seeds**0.5 for s in both)
-            lowest -= special.stdtrit(seeds - 1, 1 - _INTERVAL) * spread
+            errors = each.std(-1, ddof=1) / seeds**0.5
     freedom, known = seeds - 1 + _PRIOR, np.isfinite(errors)
     usual = np.median(errors[known]) if known.any() else np.inf
     squares = ((seeds - 1) * errors**2 + _PRIOR * usual**2) / freedom
@@ -331,7 +326,7 @@ def _fit_layers(
     moves = np.any(y > -np.inf, axis=(1, 3))
     moves |= ~np.any(moves, axis=1, keepdims=True)
     diverged = [not np.all(np.isfinite(change)) for change in layers.values()]
-    columns = slopes, errors, steady, heads, tails, lowest, moves, diverged
+    columns = slopes, errors, steady, heads, tails, moves, diverged
     each = zip(layers, zip(*columns, strict=True), strict=True)
     return {name: Fit._make((*values, freedom)) for name, values in each}
 
