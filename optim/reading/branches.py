@@ -37,6 +37,7 @@ class Branch:
       failure: why it ends in none; None if it does.
       constant: the known number that multiplies the branch, over that of the stream.
       layers: number of kernels on the longest path through the branch.
+      terms: number of values that are added up in its result, as in x + (a + b).
       is_average: whether the stream is multiplied by 1 - constant.
     """
 
@@ -49,6 +50,7 @@ class Branch:
     failure: Node | None
     constant: float
     layers: int
+    terms: int = 1
     is_average: bool = False
 
     @property
@@ -91,6 +93,7 @@ class Branches:
                 self.all.append(branch)
         self._add_first()
         self._add_repeated()
+        self._share_ends()
         streams = {b.add.id for b in (*self.all, *self.around)}
         adds = (x for x in program.nodes if x.op == "add" and x.shape)
         self.factors.sums = {x.id for x in adds if x.data and x.id not in streams}
@@ -126,6 +129,19 @@ class Branches:
                     made = self._made(first, skip, end, inside)
                     self.all += [made] if made is not None else []
         self.all.sort(key=place)
+
+    def _share_ends(self) -> None:
+        """Let what is added to two streams be one branch, of the stream that it reads.
+
+        E.g. to a sum of all branches beside a stream with norms after its additions.
+        """
+        least: dict[int, Branch] = {}
+        for b in sorted(self.all, key=lambda b: len(b.inside)):
+            least.setdefault(b.end.id, b)
+        for i, b in enumerate(self.all):
+            own = least[b.end.id]
+            of = {x: getattr(own, x) for x in ("trunk", "inside", "layers")}
+            self.all[i] = dataclasses.replace(b, **of)
 
     def normed(self, node: Node) -> Iterator[Node]:
         """What a value is computed from, up to a sum or a kernel."""
@@ -251,7 +267,7 @@ class Branches:
         return frozenset(kept)
 
     def _leave_out_crossing(self) -> None:
-        """Leave out single skips that begin before a branch which alone reads the sum.
+        """Leave out single skips that begin before branches which alone read the sum.
 
         Examples are the first layer's values, which all layers add to theirs, a bias of
         attention that all layers add, and an encoder's values beside the stream.
@@ -264,17 +280,17 @@ class Branches:
             if x.id in last
         }
 
-        def is_read_by(b: Branch, other: Branch) -> bool:
-            before = b.add.id < other.end.id and b.trunk.id <= other.trunk.id
-            stop = {(other.add.id, other.end.id)}
-            return before and self.escapes(b.add, stop) is None
+        def is_read(b: Branch) -> bool:
+            later = (x for x in self.all if b.add.id < x.end.id)
+            stops = {(x.add.id, x.end.id) for x in later if b.trunk.id <= x.trunk.id}
+            return bool(stops) and self.escapes(b.add, stops) is None
 
         single = [b for b in self.all if b.add.spot not in going_on]
         gone = {
             b.add.spot
             for b in single
             if not self._program.carries_through(b.trunk, b.add.loop)
-            if any(is_read_by(b, x) for x in self.all)
+            if is_read(b)
         }
         self.all = [b for b in self.all if b.add.spot not in gone]
 
@@ -666,8 +682,19 @@ class Branches:
             failure,
             constant if is_average or is_share else constant / skip,
             self.layers(inside),
+            self._terms(end),
             is_average,
         )
+
+    def _terms(self, node: Node) -> int:
+        """The number of values in a sum, before gains and biases."""
+        while (node := self.factors.trunk(node)[0]).op in ("add", "mul"):
+            data = [x for x in node.operands if x.data]
+            if len(data) > 1:
+                is_sum = node.op == "add" and node.id not in self._trunks
+                return sum(map(self._terms, data)) if is_sum else 1
+            (node,) = data
+        return 1
 
     def _ends_of_layers(self, add: Node, start: Node, end: Node) -> list[End]:
         """The parameters that end a branch, apart from a norm of the stream itself."""

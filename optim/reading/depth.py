@@ -71,12 +71,17 @@ class Depth:
             left = self._large.outermost([*deep, b])
             return any(x not in left for x in outer)
 
+        def is_like(key: frozenset[str], kind: Kind[Branch]) -> bool:
+            """Whether its last parameters, or else any, are those of deep branches."""
+            ends = {x for b in kind.now for x in self._large.ends(b)}
+            return bool(names & ({*map(self._large.opened, ends)} or key))
+
         kept = [
             kind
             for key, kind in groups.items()
             if key in grown
             or (
-                (key[0] & names or self._small.repeats(kind.then))
+                (is_like(key[0], kind) or self._small.repeats(kind.then))
                 and not any(map(is_around, kind.now))
             )
         ]
@@ -231,7 +236,9 @@ class Depth:
         numbers = [sum(b.add.runs for b in each) for each in (after, before)]
         acts: dict[str, list[Branch]] = {}
         model = self._large
-        streams = {x.id for b in counted for x in model.branches.normed(b.trunk)}
+        streams = {
+            x.id for b in model.branches.all for x in model.branches.normed(b.trunk)
+        }
         for b in counted:
             for path in model.paths(b):
                 # A branch may read another stream, and the gains that act on that.

@@ -33,8 +33,13 @@ class Kind(Generic[T]):
 
     @property
     def numbers(self: "Kind[Branch]") -> tuple[int, int]:
-        """How many branches there are in the base, and in the target."""
-        then, now = (sum(x.runs for x in each) for each in (self.then, self.now))
+        """How many values are added to the stream in the base, and in the target.
+
+        One that is added to two streams counts once.
+        """
+        every = self.then, self.now
+        ends = ({x.end.id: x.runs * x.terms for x in each} for each in every)
+        then, now = (sum(each.values()) for each in ends)
         return then, now
 
     @property

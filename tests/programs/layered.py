@@ -567,3 +567,81 @@ def protein_designer_of_nodes_and_edges_with_norms_after(n, L):
 
     inputs = floats(6, 5), floats(6, 3, 6), tokens(6, 3), tokens(6), floats(6, 3, 1)
     return p, inputs, call
+
+
+def reads(w, y, z):
+    """Attention of one value to another."""
+    scores = (y @ w["q"]) @ (z @ w["k"]).mT / len(w["k"])
+    return jax.nn.softmax(scores) @ (z @ w["v"]) @ w["o"]
+
+
+# All branches are added up beside a stream with norms after its additions.
+@program({**BLOCK, "g": "V", r"b/\d/g.": "Vm"}, deep=True)
+def post_norm_stream_beside_the_sum_of_all_branches(n, L):
+    p = model(n, L, g1=(n,), g2=(n,)) | {"g": jnp.zeros(n)}
+
+    def call(p, x):
+        x = y = p["in"][x]
+        for w in p["b"]:
+            for branch, g in ((attend, "g1"), (mlp, "g2")):
+                z = branch(w, x)
+                x, y = norm(x + z, w[g]), y + z
+        return (x + norm(y, p["g"])) @ p["out"]
+
+    return p, T, call
+
+
+# Queries and keys are the tokens and their first values, which is no addition to the
+# stream. The last layer reads both streams once.
+@program(
+    {
+        **{"in|img": "I", "out": "O", "mask": "O", "g": "V", "last/.": "H"},
+        r"b/\d/(self|to|of)/[qkv]|b/\d/u": "Hb",
+        r"b/\d/(self|to|of)/o|b/\d/d": "He",
+        r"b/\d/g.": "Vm",
+    },
+    deep=True,
+)
+def two_way_decoder_of_tokens_and_an_image(n, L):
+    square = dict.fromkeys("qkvo", (n, n))
+    gains = {f"g{i}": (n,) for i in range(4)}
+    p = zeros(**{"in": (3, n), "out": (n, 3)}, img=(5, n), mask=(n, 3), g=(n,), last=square)  # fmt: skip
+    p |= {
+        "b": layers(L, self=square, to=square, of=square, u=(n, n), d=(n, n), **gains)
+    }
+
+    def call(p, x, t):
+        t = first = t @ p["in"]
+        x, place = x @ p["img"], jnp.sin(jnp.arange(5.0))[:, None]
+        for w in p["b"]:
+            t = norm(t + reads(w["self"], t + first, t + first), w["g0"])
+            t = norm(t + reads(w["to"], t + first, x + place), w["g1"])
+            t = norm(t + mlp(w, t), w["g2"])
+            x = norm(x + reads(w["of"], x + place, t + first), w["g3"])
+        t = norm(t + reads(p["last"], t + first, x + place), p["g"])
+        return t @ p["out"], x @ p["mask"]
+
+    return p, (floats(2, 5, 5), floats(2, 4, 3)), call
+
+
+# Depth is the number of values that are added, in one step or in two.
+for name, add in {
+    "one_by_one": lambda x, y, z: x + y + z,
+    "together": lambda x, y, z: x + (y + z),
+}.items():
+
+    def make(n, L, add=add):
+        def call(p, x):
+            x = p["in"][x]
+            for i, w in enumerate(p["b"]):
+                if i % 3 == 1:
+                    x = add(x, attend(w, norm(x)), mlp(w, norm(x)))
+                else:
+                    x = x + attend(w, norm(x))
+                    x = x + mlp(w, norm(x))
+            return norm(x) @ p["out"]
+
+        return model(n, L), T, call
+
+    make.__name__ = f"some_layers_whose_two_branches_are_added_{name}"
+    program(BLOCK, deep=True)(make)
