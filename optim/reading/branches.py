@@ -140,8 +140,9 @@ class Branches:
             least.setdefault(b.end.id, b)
         for i, b in enumerate(self.all):
             own = least[b.end.id]
-            of = {x: getattr(own, x) for x in ("trunk", "inside", "layers")}
-            self.all[i] = dataclasses.replace(b, **of)
+            if own.inside < b.inside and own.end.id in own.inside:
+                of = {x: getattr(own, x) for x in ("trunk", "inside", "layers")}
+                self.all[i] = dataclasses.replace(b, **of)
 
     def normed(self, node: Node) -> Iterator[Node]:
         """What a value is computed from, up to a sum or a kernel."""
@@ -682,19 +683,19 @@ class Branches:
             failure,
             constant if is_average or is_share else constant / skip,
             self.layers(inside),
-            self._terms(end),
+            1,
             is_average,
         )
 
-    def _terms(self, node: Node) -> int:
-        """The number of values in a sum, before gains and biases."""
+    def terms(self, node: Node) -> list[Node]:
+        """The values in a sum, before gains and biases."""
         while (node := self.factors.trunk(node)[0]).op in ("add", "mul"):
             data = [x for x in node.operands if x.data]
             if len(data) > 1:
                 is_sum = node.op == "add" and node.id not in self._trunks
-                return sum(map(self._terms, data)) if is_sum else 1
+                return [y for x in data for y in self.terms(x)] if is_sum else [node]
             (node,) = data
-        return 1
+        return [node]
 
     def _ends_of_layers(self, add: Node, start: Node, end: Node) -> list[End]:
         """The parameters that end a branch, apart from a norm of the stream itself."""
@@ -741,7 +742,8 @@ class Branches:
             return None
 
         def users(at: Node) -> list[Node]:
-            every = self._axes.uses(at)
+            # The gradient of what needs a multiplier has it, too.
+            every = [x for x in self._axes.uses(at) if not x.backward]
             pairs = [{(user.id, at.id), (user.id, -1)} for user in every]
             each = zip(every, pairs, strict=True)
             return [user for user, pair in each if not pair & stops]

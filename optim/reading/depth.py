@@ -236,9 +236,8 @@ class Depth:
         numbers = [sum(b.add.runs for b in each) for each in (after, before)]
         acts: dict[str, list[Branch]] = {}
         model = self._large
-        streams = {
-            x.id for b in model.branches.all for x in model.branches.normed(b.trunk)
-        }
+        own = [b for b in model.branches.all if b.trunk is not b.end]
+        streams = model.on_streams(own)
         for b in counted:
             for path in model.paths(b):
                 # A branch may read another stream, and the gains that act on that.

@@ -1,6 +1,7 @@
 """A model's program, and what was read from it."""
 
 import bisect
+import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -69,9 +70,16 @@ class Facts:
         self.sums = Sums(program, self.axes, self.branches)
         # Logits that each layer adds to those of the layer before are no stream.
         self.branches.all = [
-            b for b in self.branches.all if b.add.id not in self.sums.totals
+            dataclasses.replace(b, terms=self._terms(b))
+            for b in self.branches.all
+            if b.add.id not in self.sums.totals
         ]
         self.heads = find_heads(reading, self.axes)
+
+    def _terms(self, branch: Branch) -> int:
+        """Of how many layers a branch is a sum; kernels in a list are one."""
+        terms = self.branches.terms(branch.end)
+        return len({frozenset(map(self.opened, self.sources(x))) for x in terms})
 
     def events(self, path: str) -> list[Event]:
         return self.axes.events[self.reading.path_of.index(path)]
@@ -114,10 +122,12 @@ class Facts:
         return math.prod(self.reading.leaves[path].shape[a] for a in axes)
 
     def kernels(self) -> Counter[str]:
-        """How many parameters of each name there are, also in stacks."""
+        """How many parameters of each name there are, also taken from stacks."""
         number: Counter[str] = Counter()
-        for path in self.reading.leaves:
-            number[self.opened(path)] += self.copies(path)
+        for i, path in enumerate(self.reading.path_of):
+            shape = self.reading.leaves[path].shape
+            taken = {a for p, a in self.axes.sliced if p == i}
+            number[self.opened(path)] += math.prod(shape[a] for a in taken)
         return number
 
     def is_kernel(self, node: Node) -> bool:
@@ -433,9 +443,8 @@ class Facts:
                 and event.node.data
                 and any(x.weight for x in event.node.operands)  # not rows of before
                 and not self._is_penalty(event)
-                and (
-                    event.node.id not in nodes
-                    or self.branches.escapes(event.node, stops, others) is not None
+                and self.branches.escapes(
+                    event.node, stops if event.node.id in nodes else set(), others
                 )
             ),
             None,

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
@@ -37,9 +38,7 @@ class Kind(Generic[T]):
 
         One that is added to two streams counts once.
         """
-        every = self.then, self.now
-        ends = ({x.end.id: x.runs * x.terms for x in each} for each in every)
-        then, now = (sum(each.values()) for each in ends)
+        then, now = map(_number, (self.then, self.now))
         return then, now
 
     @property
@@ -78,6 +77,17 @@ class Kind(Generic[T]):
             "has one such layer, so that it does not show which factor belongs to the "
             "width; build a base with at least two of these layers"
         )
+
+
+def _number(branches: list[Branch]) -> int:
+    """How many values branches add to a stream."""
+    number: Counter[tuple[int, Hashable]] = Counter()
+    for b in branches:
+        number[b.end.id, b.add.spot] += b.runs * b.terms
+    most: Counter[int] = Counter()
+    for (end, _), times in number.items():
+        most[end] = max(most[end], times)
+    return most.total()
 
 
 def kinds(

@@ -1,12 +1,14 @@
 """The constants on first and last layers, and on those of tied tables."""
 
 import math
+from collections.abc import Iterator
 
 from ..rules.roles import Role
 from .carry import Carry
 from .depth import Depth
 from .kinds import alike
 from .pair import Pair
+from .program import MOVES, Node, is_scaled
 from .roles import Found
 from .sums import Sum
 
@@ -78,11 +80,12 @@ class Readouts:
         if alike(rest, 1):
             return
         weight = next(x for x in node.operands if x.weight)
-        paths = self._large.params(weight) - {role.path}
-        if paths and not self._large.elsewhere(paths, {node.id}, {(node.id, -1)}, ()):
-            for path in paths:
-                self._carry.multiply(path, rest)
-            return
+        for gain, at in ((weight, node), *self._gains_after(node)):
+            paths = self._large.params(gain) - {role.path}
+            if paths and not self._large.elsewhere(paths, {at.id}, {(at.id, -1)}, ()):
+                for path in paths:
+                    self._carry.multiply(path, rest)
+                return
         width = max(scale.width_in, scale.width_out)
         raise ValueError(
             f"{role.path!r} is divided by a norm, so that its entries grow by "
@@ -90,6 +93,15 @@ class Readouts:
             f"of the product ({role.line}) by {rest:.4g}, i.e. by (width / base width)"
             f"**{math.log(rest) / math.log(width):.4g}"
         )
+
+    def _gains_after(self, node: Node) -> Iterator[tuple[Node, Node]]:
+        """The gain that multiplies the result of a product next, and where."""
+        users = self._large.axes.uses(node)
+        while len(users) == 1 and (users[0].op in MOVES or is_scaled(users[0])):
+            node, users = users[0], self._large.axes.uses(users[0])
+        for user in users if len(users) == 1 and users[0].op == "mul" else ():
+            if gain := self._large.factors.with_weight(user):
+                yield gain, user
 
     def _follow_tied(self, path: str, known: bool) -> None:
         """A tied readout needs a multiplier of 1/m, which the last norm may carry.

@@ -201,6 +201,12 @@ class Sums:
             if len(axes) == 1:
                 return None  # the entries of a diagonal
             size //= inner.shape[-1]
+        parts = inner.operands if inner.op == "concatenate" else [inner]
+        squares = [x.operands[0] for x in map(self._trunk, parts) if _is_square(x)]
+        if len(squares) == len(parts) and all(
+            (node, self._trunk(x)) in self._normalized for x in squares
+        ):
+            return None
         sides: tuple[Node, ...]
 
         def is_one(factor: Node) -> bool:
@@ -208,7 +214,7 @@ class Sums:
             whole = inner.shape == node.operands[0].shape and factor.shape
             return bool(whole) and all(factor.shape[a] == 1 for a in axes)
 
-        if inner.op == "integer_pow" and inner.params["y"] == 2:
+        if _is_square(inner):
             sides = (inner.operands[0],) * 2
         elif (
             inner.op == "mul"
@@ -284,6 +290,10 @@ class Sums:
             else:
                 return False
         return False
+
+
+def _is_square(node: Node) -> bool:
+    return node.op == "integer_pow" and bool(node.params["y"] == 2)
 
 
 def _factors(node: Node) -> list[Node]:

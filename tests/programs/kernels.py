@@ -482,6 +482,16 @@ def readout_with_weight_norm(n):
     )
 
 
+# As in EDM2, whose gain starts at zero.
+@program({"in": "I", "v": "O", "g": "F"}, carries={"g": 0.5})
+def readout_of_unit_columns_before_a_learned_gain(n):
+    def call(p, x):
+        columns = p["v"] / (jnp.linalg.norm(p["v"], axis=0) + 1e-4)
+        return features(p, x) @ columns * 2.0 * p["g"]
+
+    return zeros(**{"in": (5, n)}, v=(n, 3), g=()), X, call
+
+
 @program({"in": "I", "v": "O"}, asks=r"multiply the result .*\*\*-0\.5")
 def readout_of_unit_columns(n, remedy=False):
     def call(p, x):

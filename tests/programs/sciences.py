@@ -448,3 +448,24 @@ def forces_of_residual_blocks(n, L):
         return e, -gradient
 
     return p, (floats(6, 3), tokens(6), tokens(9), tokens(9)), call
+
+
+# A sum of squares is divided by their number, and so is its gradient.
+@program({"w0|c0": "I", "w1": "H", "b0": "V", "r": "F", "c1": "O"}, carries={"w1": 0.5})
+def lyapunov_function_of_squared_features(n):
+    p = zeros(w0=(4, n), b0=(n,), w1=(n, n), r=(4, 4), c0=(4, n), c1=(n, 2))
+
+    def features(p, x):
+        return jnp.tanh(x @ p["w0"] + p["b0"]) @ p["w1"]
+
+    def value(x, p):
+        rest = features(p, x) - features(p, jnp.zeros(4))
+        return (rest**2).sum() + ((x @ p["r"]) ** 2).sum()
+
+    def call(p, x):
+        u = jnp.tanh(jnp.tanh(x @ p["c0"]) @ p["c1"])
+        flow = jnp.concatenate([x[:, 2:], u], -1)
+        change = jax.vmap(lambda x, f: jax.grad(value)(x, p) @ f)(x, flow)
+        return jax.nn.relu(change + 0.1 * jax.vmap(value, (0, None))(x, p))
+
+    return p, (floats(5, 4),), call

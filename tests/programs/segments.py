@@ -157,6 +157,24 @@ def fused_qkv_with_rotary_positions(n):
     return block(n, call, qkv=(n, 3 * n), o=(n, n))
 
 
+TURNED = [(at[:, :4], "O"), (at[:, 4:], "H")]
+
+
+@fused(q=TURNED, k=TURNED, v="H", kg=[(at[:4], "F"), (at[4:], "V")], qg=[(at[:4], "F"), (at[4:], "V")], **AROUND)  # fmt: skip
+def rotary_positions_of_four_units_after_a_norm(n):
+    def rotate(x):
+        (one, two), rest = jnp.split(x[..., :4], 2, -1), x[..., 4:]
+        c, s = (f(jnp.arange(6.0)[:, None] * 0.1) for f in (jnp.cos, jnp.sin))
+        return jnp.concatenate([one * c - two * s, two * c + one * s, rest], -1)
+
+    def call(p, x):
+        q, k = norm(x @ p["q"]) * p["qg"], norm(x @ p["k"]) * p["kg"]
+        return attention(rotate(q), rotate(k), x @ p["v"], 1 / (n + 4))
+
+    shapes = {"q": (n, n + 4), "k": (n, n + 4), "qg": (n + 4,), "kg": (n + 4,)}
+    return block(n, call, v=(n, n), **shapes)
+
+
 @fused(qkv=[(at[:, :32], "H"), (at[:, 32:], "O")], o="H", **AROUND)
 def fused_qkv_of_grouped_queries(n):
     def call(p, x):
