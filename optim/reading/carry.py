@@ -7,6 +7,7 @@ from typing import Any
 from ..rules.roles import ParamScale
 from .factors import End
 from .pair import Pair
+from .program import Node
 from .sums import Sum
 
 
@@ -45,11 +46,16 @@ class Carry:
         sides = [side for each in sums for side in each.sides]
         ends = {e.node.id for x in sides for e in self._large.side(x)[0]}
         leads = self._large.reading.program.leads
+
+        def is_result(x: Node) -> bool:
+            """Whether a side is made from the result of a sum, and has its size."""
+            first = min(e.node.id for e in self._large.side(x)[0])
+            return any(first <= s.node.id and leads(s.node, x) for s in sums)
+
         own = {
             x.id
             for x in sides
-            if frozenset() < self._large.params(x) <= paths
-            and not any(leads(s.node, x) for s in sums)  # whose result has its size
+            if frozenset() < self._large.params(x) <= paths and not is_result(x)
         }
         powers = {sum(x.id in own for x in s.sides) for s in sums}
         nodes = ends | {each.node.id for each in sums}
