@@ -22,7 +22,7 @@ from ..scales.paths import flatten, nested
 from ..scales.probe import mode
 from ..scales.table import ChainWarning, Scales
 from .judging import judge
-from .probing import Leaf, Probe, TracedError, Unchecked, acting, probe_shape
+from .probing import Leaf, Probe, TracedError, Unchecked, acting, probe_shapes
 
 _OTHER_TREE = (
     "a tree of masks or labels does not have the structure of the gradients (nnx."
@@ -116,13 +116,17 @@ scale_by_parametrization after the transform that makes the update
     rules = {path: multipliers(scale, point) for path, scale in held.items()}
     if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
         raise TracedError
-    leaves = {}
-    for path, scale in held.items():
-        # Without rules for sizes, the target is compared with itself, unscaled.
-        base = scale.base_shape if point.scaled else scale.shape
-        heavier = rules[path].init_std if point.scaled else 1.0
-        shapes = probe_shape(base, scale.shape)
-        leaves[path] = Leaf(*shapes, rules[path].gradient, heavier)
+    # Without rules for sizes, the target is compared with itself, unscaled.
+    shapes = {
+        path: (scale.base_shape if point.scaled else scale.shape, scale.shape)
+        for path, scale in held.items()
+    }
+    leaves = {
+        path: Leaf(*pair, rule.gradient, rule.init_std if point.scaled else 1.0)
+        for (path, pair), rule in zip(
+            probe_shapes(shapes).items(), rules.values(), strict=True
+        )
+    }
     shifts = {path: shift(scale, point) for path, scale in held.items()}
     try:
         with _explained_trees():

@@ -19,7 +19,10 @@ from ..rules.multipliers import is_zero
 from ..scales.paths import flatten, map_with_paths
 from ..scales.probe import Acting, Kind, Mode, Recorder, running
 
-_SMALL = 8  # axes up to this size are not reduced
+# Most elements of a probe's target tree.
+_SIZE = 2**16
+# Axes up to this size are never reduced: windows of convolutions, heads, experts.
+_SMALL = 8
 _STEPS = 32
 
 
@@ -61,23 +64,39 @@ class Leaf:
     weight: float = 1.0
 
 
-def probe_shape(
-    base: tuple[int, ...], target: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def probe_shapes(
+    shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
+) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Smaller (base, target) shapes with the same ratio along every axis.
 
+    One divisor for all, as shape factors (Muon's) depend on the ratio of two axes.
+
     Examples:
-      >>> probe_shape((1024, 512, 3), (8192, 512, 3))
-      ((4, 4, 3), (32, 4, 3))
+      >>> probe_shapes({"w": ((1024, 512), (8192, 512))})
+      {'w': ((128, 64), (1024, 64))}
     """
+    divisor = 1
+    while True:
+        smaller = {p: _reduced(*pair, divisor) for p, pair in shapes.items()}
+        size = sum(math.prod(target) for _, target in smaller.values())
+        if size <= _SIZE or divisor > 2**20:
+            return smaller
+        divisor *= 2
+
+
+def _reduced(
+    base: tuple[int, ...], target: tuple[int, ...], divisor: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     pairs = []
     for small, large in zip(base, target, strict=True):
-        # Small axes stay: windows of convolutions, heads, experts.
-        if small > _SMALL and large:
-            ratio = fractions.Fraction(large, small)
-            times = math.ceil(_SMALL / 2 / ratio.denominator)
-            small, large = times * ratio.denominator, times * ratio.numerator
-        pairs.append((small, large))
+        if small <= _SMALL or not large:
+            pairs.append((small, large))
+            continue
+        ratio = fractions.Fraction(large, small)
+        kept = max(1, small // (ratio.denominator * divisor))
+        # Not below the size up to which axes are kept.
+        kept = max(kept, math.ceil(min(_SMALL, small) / 2 / ratio.denominator))
+        pairs.append((kept * ratio.denominator, kept * ratio.numerator))
     return tuple(b for b, _ in pairs), tuple(t for _, t in pairs)
 
 
