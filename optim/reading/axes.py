@@ -240,7 +240,7 @@ class Axes:
             reason = self._lost.get(operand.id)
             labelled = _params(self._of(operand))
             for param in self.depends(operand) - labelled:
-                if reason is None:
+                if reason is None or param not in self.depends(reason):
                     self.events[param].append(Event(node, {}))
                 elif not labelled:
                     self.unread[param].append(reason)

@@ -554,6 +554,22 @@ def branches_of_unit_spectral_norm(n, L):
     return p, X, call
 
 
+@program({"in": "I", r"b/\d/(u|d)": "Hb", r"b/\d/s": "Fb", r"b/\d/t": "Fe", "out": "O"}, deep=True)  # fmt: skip
+def gains_on_kernels_over_their_largest_singular_value(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n), s=(), t=())}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            u = w["u"] * w["s"] / jnp.linalg.norm(w["u"], 2)
+            d = w["d"] * w["t"] / jnp.linalg.norm(w["d"], 2)
+            x = x + jax.nn.relu(x @ u) @ d
+        return x @ p["out"]
+
+    return p, X, call
+
+
 @program({"in": "I", "lower|upper": "H", "s": "V", "out": "O"})
 def kernel_as_a_product_of_triangles(n):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, lower=(n, n), upper=(n, n), s=(n,))
