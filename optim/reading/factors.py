@@ -368,6 +368,7 @@ class Factors:
                 user.op in MOVES
                 or user.op in ("scan_out", "last", SUM)
                 or (user.op == "add" and other.value == 0)
+                or (user.op == "div" and other.weight and node is user.operands[0])
                 or start in self._axes.kernel_sums.get(user.id, ())
             ):
                 break
@@ -394,18 +395,37 @@ class Factors:
         """The size of the entries of an operation's kernel that its norm divides."""
         kernels = [x for x in node.operands if x.weight]
         inner = ("mul", "div", "sub", "concatenate", *MOVES)
-        for x in reach(kernels, lambda x: x.operands if x.op in inner else ()):
-            for by in x.operands if x.op in ("mul", "div") else ():
-                total, rooted, constant = self._divisor(by)
-                if total is not None and rooted:
-                    shape, axes = total.operands[0].shape, total.params["axes"]
-                    size = constant * math.prod(shape[a] for a in axes)
-                    return 1 / math.sqrt(size)
-                if self._is_singular_value(by, x):
-                    labels = zip(x.shape, self._axes.labels[x.id], strict=True)
-                    grow = [n for n, axes in labels if axes & self._axes.growing]
-                    return 1 / math.sqrt(max(grow, default=1))
+        stored = [*reach(kernels, lambda x: x.operands if x.op in inner else ())]
+        within = [
+            (x, by) for x in stored if x.op in ("mul", "div") for by in x.operands
+        ]
+        after = [(x, by) for x in kernels for by in self._norms_after(node, x)]
+        for x, by in (*within, *after):
+            total, rooted, constant = self._divisor(by)
+            if total is not None and rooted:
+                shape, axes = total.operands[0].shape, total.params["axes"]
+                size = constant * math.prod(shape[a] for a in axes)
+                return 1 / math.sqrt(size)
+            if self._is_singular_value(by, x):
+                labels = zip(x.shape, self._axes.labels[x.id], strict=True)
+                grow = [n for n, axes in labels if axes & self._axes.growing]
+                return 1 / math.sqrt(max(grow, default=1))
         return None
+
+    def _norms_after(self, node: Node, kernel: Node) -> list[Node]:
+        """What a product is divided by that depends on its kernel, as a norm.
+
+        Nothing if a norm of the input divides it, too: a cosine.
+        """
+        moves = ("mul", "div", "reduce_sum", *MOVES)
+        products = [
+            *reach([node], lambda x: [y for y in self._axes.uses(x) if y.op in moves])
+        ]
+        by = [y for x in products[1:] for y in x.operands if y not in products]
+        if any(x.data and self._divisor(x)[0] is not None for x in by):
+            return []
+        params = self._axes.depends(kernel)
+        return [x for x in by if self._axes.depends(x) & params]
 
     def _is_singular_value(self, by: Node, kernel: Node) -> bool:
         """Whether a number is a product of a kernel with a vector on either side."""

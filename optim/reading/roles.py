@@ -73,7 +73,11 @@ def find_roles(
         units, grows = (
             {a for p, a in each if p == index} for each in (axes.units, axes.growing)
         )
-        read = _found(path, len(shape), events, sliced, units, grows)
+        # Axes that it shares with a parameter that it is multiplied by, e.g. heads.
+        labels = [axes.labels.get(e.node.id, ()) for e in events if e.axes(Use.LINK)]
+        every = [each for of_node in labels for each in of_node]
+        both = {a for each in every for p, a in each if p == index if len(each) > 1}
+        read = _found(path, len(shape), events, sliced, units, grows, both)
         layer = reading.leaves.layers.get(path)
         if told is not None:
             read = _agreed(from_declaration(path, told), read, told.insists)
@@ -131,6 +135,7 @@ def _found(
     sliced: set[int],
     units: set[int],
     grows: set[int],
+    both: set[int],
 ) -> Found | None:
     if not events:
         return None
@@ -157,7 +162,7 @@ def _found(
         summed, mixed = {mixed[0]}, ()
     # Summed against another parameter: the other end of what meets activations.
     links = {a for e in sums for a in e.axes(Use.LINK)}
-    if not summed or summed & links:
+    if summed <= both or summed & links:
         summed |= links
     copies -= summed
     out = {*range(rank)} - copies - summed

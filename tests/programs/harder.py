@@ -328,6 +328,19 @@ def low_rank_added_to_a_kernel(n):
     return p, X, lambda p, x: x @ p["in"] @ (p["w"] + p["a"] @ p["b"] * 0.5) @ p["out"]
 
 
+@program({"in": "I", "out": "O", "c|v|o": "H"})
+def product_of_values_and_outputs_within_heads(n):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3)), "c": jnp.zeros((n, n // 2))}
+    p |= zeros(v=(n // 2, 2, n // 2), o=(2, n // 2, n))
+
+    def call(p, x):
+        c = jnp.tanh(jnp.tanh(x @ p["in"]) @ p["c"])
+        kernel = jnp.einsum("chd,hdn->chn", p["v"], p["o"])
+        return jnp.einsum("bhc,chn->bn", jnp.stack([c, c[::-1]], 1), kernel) @ p["out"]
+
+    return p, X, call
+
+
 @program({"in": "I", "out": "O", "pos": "V", "w": "H"})
 def projected_positions(n):
     p = {"in": jnp.zeros((5, n)), **zeros(pos=(6, n), w=(n, n), out=(n, 3))}

@@ -501,6 +501,20 @@ def readout_of_unit_columns(n, remedy=False):
     return zeros(**{"in": (5, n)}, v=(n, 3)), X, call
 
 
+@program({"in": "I", "w": "H", "s": "O", "out": "O"}, asks=r"multiply the result .*\*\*-0\.5")  # fmt: skip
+def scores_divided_by_the_norm_of_their_kernel(n, remedy=False):
+    """As nodes of a graph are chosen for pooling."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), s=(n,))
+
+    def call(p, x):
+        x = jax.nn.relu(jax.nn.relu(x @ p["in"]) @ p["w"])
+        score = (x * p["s"]).sum(-1, keepdims=True) / jnp.sqrt((p["s"] ** 2).sum())
+        score = score * (8 / n) ** 0.5 if remedy else score
+        return (x * jnp.tanh(score)).mean(0) @ p["out"]
+
+    return p, X, call
+
+
 def ternary(w):
     """Rounded to -1, 0 or 1 times the mean size; gradients pass as if it were not."""
     size = jnp.clip(jnp.abs(w).mean(), 1e-5)
