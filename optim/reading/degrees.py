@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+import numpy as np
+
 from .links import SUM
 from .program import MOVES, PRODUCTS, Node, origin, reach
 
@@ -152,6 +154,10 @@ def _degree(node: Node, found: dict[int, Degree], is_layer: bool) -> Degree:
         return _joined(each[0], below)
     if node.op in _ADDITIVE:
         return _sum(node, each)
+    if node.op in ("custom_linear_solve", "triangular_solve"):
+        return _joined(each[-1], each[0].to(-1) if each[0].power else _ONE)
+    if node.op == "lu":
+        return _ONE if node.params["result"] else each[0]
     if node.op == "integer_pow":
         return some.to(node.params["y"])
     if node.op in ("sqrt", "rsqrt", "cbrt"):
@@ -214,6 +220,8 @@ def _is_void(node: Node, user: Node) -> bool:
         return (
             abs(node.value) < _SMALL or user.op == "select_n" or abs(node.value) > 1e4
         )
+    if node.array is not None:
+        return bool(np.abs(node.array).max() < _SMALL)
     for _ in range(12):  # the state of a recurrence that starts at zero
         if node.op == "carry":
             start, end = node.operands

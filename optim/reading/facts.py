@@ -142,7 +142,11 @@ class Facts:
         return self._paths[id(branch)]
 
     def _inside(self, branch: Branch) -> Iterator[str]:
-        skip = {branch.add.id} if branch.trunk.weight else set()
+        # What a stream starts with acts on it, also if other branches read it.
+        starts = [
+            b for b in self.branches.all if b.trunk.weight and b.trunk is not b.end
+        ]
+        skip = {b.add.id for b in starts}
         skip |= {branch.trunk.id} if branch.trunk.op == "concatenate" else set()
         for i, path in enumerate(self.reading.path_of):
             # What a kernel made, or rows that were looked up, is not used again by what
@@ -155,7 +159,8 @@ class Facts:
                 or any(x.weight and i in self.axes.depends(x) for x in e.node.operands)
             ]
             used = {event.node.id for event in events}
-            if used & branch.inside and not used & (skip - branch.inside):
+            within = used <= branch.inside or not used & skip
+            if used & branch.inside and within:
                 yield path
 
     def names(self, branch: Branch) -> frozenset[str]:

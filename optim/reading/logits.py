@@ -13,6 +13,7 @@ from .depth import Depth
 from .kinds import Kind, alike
 from .links import indices
 from .pair import Pair
+from .program import Node
 from .sums import Sum
 
 
@@ -52,7 +53,8 @@ class Logits:
             if point is not None and any(
                 alike(terms, x) for x in self._depth.ratios.values()
             ):
-                share = terms**-point.alpha
+                has = any(map(self._has_multiplier, kind.now[0].sides))
+                share = 1.0 if has else terms**-point.alpha
             if share == 1 and len({x.size for x in (*kind.then, *kind.now)}) < 2:
                 continue
             ratios = kind.ratios(functools.partial(self._lacks, share=share))
@@ -77,6 +79,12 @@ class Logits:
             if each.node.id not in carried:
                 carried |= self._carry_sum(each, wanted, growth, lacking)
         return growing
+
+    def _has_multiplier(self, side: Node) -> bool:
+        """Whether a factor has that of a branch: its end, or a gradient of it."""
+        paths = self._large.params(side)
+        ends = bool(paths) and all(self._carry.found[x].ends_branch for x in paths)
+        return side.backward or ends
 
     def _check_generated(self, now: Sum, then: Sum) -> None:
         """Raise a `ValueError` for a kernel that a parameter makes, if a norm follows.

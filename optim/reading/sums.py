@@ -256,6 +256,32 @@ class Sums:
                 for factor in self._trunk(of).operands if node.op == "div" else ():
                     for total in self._norms(by):  # as in a cosine
                         yield total, self._trunk(factor)
+                yield from self._ratio(node)
+
+    def _ratio(self, node: Node) -> Iterator[tuple[Node, Node]]:
+        """Sums of squares above and below in a quotient, whose growth cancels."""
+        found: dict[tuple[int, bool], dict[bool, Node]] = {}
+        for factor, is_above in self._product(node, True):
+            total, rooted = self._branches.factors.normalizer(factor, means=True)
+            inner = total and self._trunk(total.operands[0])
+            if total and inner and _is_square(inner):
+                axes, shape = total.params["axes"], total.operands[0].shape
+                key = math.prod(shape[a] for a in axes), rooted
+                found.setdefault(key, {})[is_above] = total
+        for pair in found.values():
+            for total in pair.values() if len(pair) == 2 else ():
+                yield total, self._trunk(self._trunk(total.operands[0]).operands[0])
+
+    def _product(self, node: Node, is_above: bool) -> Iterator[tuple[Node, bool]]:
+        """The factors of a product or quotient, and whether they are above."""
+        node = self._trunk(node)
+        if node.op in ("mul", "div") and all(x.data for x in node.operands):
+            for x, above in zip(node.operands, (True, node.op == "mul"), strict=True):
+                yield from self._product(x, above is is_above)
+        elif node.op == "rsqrt":
+            yield node, not is_above
+        else:
+            yield node, is_above
 
     def _trunk(self, node: Node) -> Node:
         return self._branches.factors.trunk(node)[0]
@@ -293,7 +319,8 @@ class Sums:
 
 
 def _is_square(node: Node) -> bool:
-    return node.op == "integer_pow" and bool(node.params["y"] == 2)
+    power = node.op == "integer_pow" and node.params["y"] == 2
+    return power or (node.op == "mul" and node.operands[0] is node.operands[1])
 
 
 def _factors(node: Node) -> list[Node]:

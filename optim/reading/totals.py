@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from .axes import Axes
 from .branches import Branch, Branches
 from .factors import End, Failure
-from .program import Node, Program
+from .program import MOVES, Node, Program, reach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,10 @@ class Totals:
                 yield _Term(term.node, start, runs)
 
     def _made(self, term: _Term, root: Node) -> Branch | None:
+        parts = ("mul", "div", "reduce_sum", *MOVES)
+        inner = reach([term.node], lambda x: x.operands if x.op in parts else ())
+        if any(x.backward for x in inner):
+            return None  # the gradient of a branch has the branch's multiplier
         value = self._branches.factors.unweighted(term.node)
         if value.id in self._of_streams and term.node.op == "mul":
             return None

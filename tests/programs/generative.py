@@ -345,3 +345,84 @@ def top_down_layers_whose_latents_are_in_the_loss(n, L):
         return h @ p["out"], loss
 
     return p, (floats(2, 4, 5), floats(2, 4, 2)), call
+
+
+# A term of each layer is a gradient of its branch, and so has the branch's multiplier.
+def by_gradients(f, x, v):
+    y, pull = jax.vjp(f, x)
+    u, total = v, 0.0
+    for k in range(1, 4):
+        (u,) = pull(u)
+        total = total + (-1) ** (k + 1) * (u * v).sum(-1) / k
+    return y, total
+
+
+def by_tangents(f, x, v):
+    y, u = jax.jvp(f, (x,), (v,))
+    return y, (u * v).sum(-1)
+
+
+def by_determinants(f, x, v):
+    change = jax.vmap(jax.jacrev(f))(x)
+    return f(x), jnp.linalg.slogdet(jnp.eye(6) + change)[1]
+
+
+for term in (by_gradients, by_tangents, by_determinants):
+
+    def make(n, L, term=term):
+        def call(p, x, v):
+            total = 0.0
+            for w in p:
+                y, change = term(
+                    lambda x, w=w: (
+                        jax.nn.elu(jax.nn.elu(x @ w["u"] + w["ub"]) @ w["w"]) @ w["d"]
+                    ),
+                    x,
+                    v,
+                )
+                x, total = x + y, total + change
+            return total - 0.5 * (x**2).sum(-1)
+
+        p = layers(L, u=(6, n), ub=(n,), w=(n, n), d=(n, 6))
+        return p, (floats(4, 6), floats(4, 6)), call
+
+    make.__name__ = f"residual_flow_with_volumes_{term.__name__}"
+    letters = {r"\d/u": "Ib", r"\d/ub": "Vb", r"\d/w": "Hb", r"\d/d": "Oe"}
+    program(letters, deep=True)(make)
+
+
+@program({**ENDS, "w|u": "H", "b|g": "V"})
+def equilibrium_by_anderson_acceleration(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), u=(n, n), b=(n,), g=(n,))
+
+    def step(p, z, x):
+        return norm(jax.nn.relu(z @ p["w"] + x @ p["u"] + p["b"]) + z) * p["g"]
+
+    def solve(f, z, m=3):
+        zs = jnp.zeros((*z.shape[:1], m, n)).at[:, 0].set(z).at[:, 1].set(f(z))
+        fs = zs.at[:, 0].set(f(z)).at[:, 1].set(f(f(z)))
+
+        def body(state):
+            zs, fs, k, _ = state
+            rest = fs - zs
+            gram = jnp.einsum("bmd,bkd->bmk", rest, rest) + 1e-4 * jnp.eye(m)
+            a = jnp.linalg.solve(gram, jnp.ones((*z.shape[:1], m, 1)))[..., 0]
+            new = jnp.einsum("bm,bmd->bd", a / a.sum(-1, keepdims=True), fs)
+            after = f(new)
+            error = jnp.linalg.norm(after - new) / (1e-5 + jnp.linalg.norm(after))
+            zs, fs = zs.at[:, k % m].set(new), fs.at[:, k % m].set(after)
+            return zs, fs, k + 1, error
+
+        def goes_on(state):
+            return (state[2] < 20) & (state[3] > 1e-3)
+
+        start = zs, fs, jnp.array(2), jnp.array(1.0)
+        zs, _, k, _ = jax.lax.while_loop(goes_on, body, start)
+        return zs[:, (k - 1) % m]
+
+    def call(p, x):
+        x = x @ p["in"]
+        z = solve(lambda z: step(p, z, x), jnp.zeros(x.shape))
+        return step(p, jax.lax.stop_gradient(z), x) @ p["out"]
+
+    return p, X, call

@@ -463,3 +463,43 @@ def embeddings_of_places_that_are_joined_to_features(n, L):
         return x @ p["out"]
 
     return p, (floats(2, 6, 5),), call
+
+
+def unit(x):
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+# A message is as large as the node's own value. As in GENConv.
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "Vb", r"b/\d/s": "Fb"}, deep=True)  # fmt: skip
+def messages_times_a_ratio_of_norms(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, g=(n,), s=(), u=(n, n), d=(n, n))}
+
+    def call(p, x, i, j):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = jax.nn.relu(norm(x, w["g"]))
+            m = jax.ops.segment_sum(y[i], j, 6)
+            m = unit(m) * jnp.linalg.norm(y, axis=-1, keepdims=True) * w["s"]
+            x = x + jax.nn.relu((y + m) @ w["u"]) @ w["d"]
+        return norm(x) @ p["out"]
+
+    return p, EDGES, call
+
+
+# The virtual node is a stream of its own, which starts as a vector.
+@program({**ENDS, "node": "V", r"b/\d/(u|v)": "Hb", r"b/\d/(d|w)": "He"}, deep=True)
+def virtual_node_that_all_nodes_read_and_update(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, node=(n,))
+    p |= {"b": layers(L, **dict.fromkeys("udvw", (n, n)))}
+
+    def call(p, x, i, j):
+        x, v = x @ p["in"], jnp.broadcast_to(p["node"], (1, n))
+        for w in p["b"]:
+            y = x + v
+            y = norm(y + jax.ops.segment_sum(y[i], j, 6))
+            x = x + jax.nn.relu(y @ w["u"]) @ w["d"]
+            v = v + jax.nn.relu((v + x.mean(0)) @ w["v"]) @ w["w"]
+        return x.mean(0) @ p["out"]
+
+    return p, EDGES, call
