@@ -77,7 +77,8 @@ def find_roles(
         labels = [axes.labels.get(e.node.id, ()) for e in events if e.axes(Use.LINK)]
         every = [each for of_node in labels for each in of_node]
         both = {a for each in every for p, a in each if p == index if len(each) > 1}
-        read = _found(path, len(shape), events, sliced, units, grows, both)
+        later = {a for e in events for a in _linked_to_outputs(e, index, axes)}
+        read = _found(path, len(shape), events, sliced, units, grows, both, later)
         layer = reading.leaves.layers.get(path)
         if told is not None:
             read = _agreed(from_declaration(path, told), read, told.insists)
@@ -136,6 +137,7 @@ def _found(
     units: set[int],
     grows: set[int],
     both: set[int],
+    later: set[int],
 ) -> Found | None:
     if not events:
         return None
@@ -162,6 +164,7 @@ def _found(
         summed, mixed = {mixed[0]}, ()
     # Summed against another parameter: the other end of what meets activations.
     links = {a for e in sums for a in e.axes(Use.LINK)}
+    links = links - later or links  # one in the middle of a product
     if summed <= both or summed & links:
         summed |= links
     copies -= summed
@@ -172,6 +175,14 @@ def _found(
         summed, out, node, other = out, summed, other, node
     every = _sorted(summed), _sorted(out), _sorted(copies)
     return Found(path, *every, node=node, tied_node=other, mixed=mixed)
+
+
+def _linked_to_outputs(event: Event, index: int, axes: Axes) -> tuple[int, ...]:
+    """The axes on which others multiply a parameter, if none sums over inputs."""
+    others = [axes.depends(x) for x in event.node.operands]
+    params = set[int]().union(*(each for each in others if index not in each))
+    sums = any(e.axes(Use.IN) for param in params for e in axes.events[param])
+    return () if sums else event.axes(Use.LINK)
 
 
 def _sorted(axes: set[int]) -> tuple[int, ...]:

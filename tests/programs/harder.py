@@ -328,6 +328,16 @@ def low_rank_added_to_a_kernel(n):
     return p, X, lambda p, x: x @ p["in"] @ (p["w"] + p["a"] @ p["b"] * 0.5) @ p["out"]
 
 
+@program({"in": "I", "out": "O", "a|s|b": "H"})
+def kernel_as_a_product_of_three(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, a=(n, n), s=(n, n // 2), b=(n // 2, n))
+    return (
+        p,
+        X,
+        lambda p, x: jnp.tanh(x @ p["in"]) @ (p["a"] @ p["s"] @ p["b"]) @ p["out"],
+    )
+
+
 @program({"in": "I", "out": "O", "c|v|o": "H"})
 def product_of_values_and_outputs_within_heads(n):
     p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3)), "c": jnp.zeros((n, n // 2))}
