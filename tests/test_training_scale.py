@@ -380,9 +380,8 @@ def zoo_rngs():
 @pytest.mark.parametrize(
     ("training", "words"),
     [
-        ({"batch": (64, 0)}, "two positive numbers"),
-        ({"batch": 64}, r"pair \(base, target\)"),
-        ({"examples": (1, float("nan"))}, "two positive numbers"),
+        ({"batch": (64, 0)}, "the ratio batch=0.0 must be positive"),
+        ({"examples": (1, float("nan"))}, "the ratio examples=nan must be positive"),
     ],
 )
 def test_a_mistake_is_one_sentence(training, words):

@@ -193,15 +193,11 @@ def resolve(scales: Scales) -> Parametrization:
     check_scales(scales)
     point = scales.parametrization
     if point is None and scales.depth != 1:
-        rules = (
-            "'depth_mup' for residual branches of one layer, 'completep' for branches "
-            "of two or more, 'mup' where branches are not scaled"
-            if scales.branches
-            else "'mup' for a network without residual branches"
-        )
         raise ValueError(
             f"depth grows by {scales.depth:g}, but the scales name no parametrization; "
-            f"use scales.for_parametrization(...), with {rules}"
+            "use scales.for_parametrization(...), with 'depth_mup' for residual "
+            "branches of one layer, 'completep' for branches of two or more, 'mup' "
+            "for a network without branches"
         )
     point = point or parametrization("mup")
     check_depth(scales, point)

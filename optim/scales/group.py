@@ -5,14 +5,8 @@ import math
 from typing import Any
 
 import jax
-import numpy as np
 
 from ..rules.multipliers import GEOMETRIES, Family
-
-_FREEZE = (
-    '; to freeze parameters, use optax.partition({"train": tx, "freeze": '
-    "optax.set_to_zero()}, labels)"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,19 +19,15 @@ class Module:
     multiplier: Any = 1.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if isinstance(value, jax.Array):  # may be traced, so the value is unknown
                 continue
-            if isinstance(value, bool) or not isinstance(
-                value, int | float | np.number
-            ):
-                raise ValueError(f"{field.name}={value!r} must be a number")
-            least = field.name == "weight_decay"
-            if not (math.isfinite(value) and (value > 0 or (least and value == 0))):
-                frozen = field.name == "learning_rate" and value == 0
+            none = name == "weight_decay" and value == 0
+            if not (none or 0 < value < math.inf):
                 raise ValueError(
-                    f"{field.name}={value} must be positive" + _FREEZE * frozen
+                    f"{name}={value} must be a positive number; to freeze parameters, "
+                    'use optax.partition({"train": tx, "freeze": optax.set_to_zero()}, '
+                    "labels)"
                 )
 
     @property

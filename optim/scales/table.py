@@ -116,8 +116,8 @@ class Scales(Mapping[str, ParamScale]):
             of examples to this power; see `TrainingScale`.
 
         Raises:
-          ValueError: the scales already have other ratios than one; an argument is not
-            a pair of positive numbers; the exponent is not between 0 and 1.
+          ValueError: the scales already have other ratios than one; a ratio is
+            not positive; the exponent is not between 0 and 1.
 
         Examples:
           >>> from mupax.optim import Scales, param_scale
@@ -133,7 +133,9 @@ class Scales(Mapping[str, ParamScale]):
                 "for_training, infer_scales or zoo.scales; pass batch and examples in "
                 "one call"
             )
-        kappa = _ratio("batch", batch), _ratio("examples", examples)
+        kappa = [
+            1.0 if pair is None else pair[1] / pair[0] for pair in (batch, examples)
+        ]
         ratios = TrainingScale(*kappa, length_exponent)
         scales = {p: s.with_all(training=ratios) for p, s in self.items()}
         return self.replaced(scales=scales)
@@ -251,21 +253,6 @@ class Scales(Mapping[str, ParamScale]):
                 f"shape {self[path].shape}; make new scales with this model as the "
                 "target"
             )
-
-
-def _ratio(name: str, pair: tuple[float, float] | None) -> float:
-    """Target over base."""
-    if pair is None:
-        return 1.0
-    try:
-        base, target = (float(x) for x in pair)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name}={pair!r} must be a pair (base, target), e.g. {name}=(64, 256)"
-        ) from None
-    if not all(math.isfinite(size) and size > 0 for size in (base, target)):
-        raise ValueError(f"{name}={pair!r} must hold two positive numbers")
-    return target / base
 
 
 def _is_masked(leaf: Any) -> bool:
