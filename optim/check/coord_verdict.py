@@ -300,8 +300,9 @@ class Fit(NamedTuple):
         heads, tails = (x * np.sign(self.slopes) for x in (self.heads, self.tails))
         # A slope that fades with size is a correction of small models, not an exponent.
         lasts = tails > np.clip(0.8 * heads, edge, max(edge, 0.5))
-        beyond: np.ndarray = np.abs(self.slopes) - self.half_widths(chance) > edge
-        return lasts & beyond
+        beyond = np.abs(self.slopes) - self.half_widths(chance) > edge
+        found: np.ndarray = lasts & beyond
+        return found
 
 
 def _fit_layers(

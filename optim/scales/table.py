@@ -133,10 +133,11 @@ class Scales(Mapping[str, ParamScale]):
                 "for_training, infer_scales or zoo.scales; pass batch and examples in "
                 "one call"
             )
-        kappa = [
-            1.0 if pair is None else pair[1] / pair[0] for pair in (batch, examples)
-        ]
-        ratios = TrainingScale(*kappa, length_exponent)
+
+        def ratio(pair: tuple[float, float] | None) -> float:
+            return 1.0 if pair is None else pair[1] / pair[0]
+
+        ratios = TrainingScale(ratio(batch), ratio(examples), length_exponent)
         scales = {p: s.with_all(training=ratios) for p, s in self.items()}
         return self.replaced(scales=scales)
 
