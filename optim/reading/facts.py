@@ -135,6 +135,12 @@ class Facts:
         is_product = node.op in PRODUCTS or node.id in self.axes.products
         return is_product and any(x.weight for x in node.operands)
 
+    def decides_steps(self, node: Node) -> bool:
+        """Whether a loop whose number of iterations is not known starts with a value."""
+        loops = self.reading.program.loops
+        after = reach([node], self.axes.uses)
+        return any(x.op == "carry" and loops[x.loop][0] == 1 for x in after)
+
     def paths(self, branch: Branch) -> list[str]:
         """The parameters that are used inside a branch."""
         if id(branch) not in self._paths:

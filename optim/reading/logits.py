@@ -173,6 +173,11 @@ class Logits:
             missing = "(number of terms in the base / in the target)"
             missing += "" if alike(wanted, 1 / growth) else f"**{power:.4g}"
             missing += ", e.g. divide logits by the head dimension instead of its root"
+            if self._large.decides_steps(of.node):
+                missing += (
+                    "; or, if it only sets the steps of a solver, pass call=lambda "
+                    "model, *inputs: ... with a fixed number of steps"
+                )
         raise ValueError(
             f"the sum over products of activations at {of.node.line} has {growth:g} "
             f"times as many terms in the target as in the base, and needs a factor of "

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.ode import odeint
 
 from .kit import floats, layers, program, tokens, zeros
 from .plain import X, attention, norm
@@ -424,5 +425,22 @@ def equilibrium_by_anderson_acceleration(n):
         x = x @ p["in"]
         z = solve(lambda z: step(p, z, x), jnp.zeros(x.shape))
         return step(p, jax.lax.stop_gradient(z), x) @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "w|v": "H", "out": "O"}, asks=r"only sets the steps of a solver")
+def adaptive_solver_of_a_neural_ode(n, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), v=(n, n))
+
+    def field(x, t, p):
+        return jnp.tanh(x @ p["w"]) @ p["v"]
+
+    def call(p, x):
+        x = x @ p["in"]
+        if remedy:
+            x = x + 0.5 * field(x, 0.0, p)
+            return (x + 0.5 * field(x, 0.5, p)) @ p["out"]
+        return odeint(field, x, jnp.array([0.0, 1.0]), p)[-1] @ p["out"]
 
     return p, X, call

@@ -576,6 +576,24 @@ for name, reduced in STACKED.items():
     program({"in": "I", "m/(up|d)": "H", "out": "O"}, carries=carries)(make)
 
 
+@program({"in": "I", "m/(up|d)": "H", "out": "O"}, asks=r"adds up .* jax\.vmap")
+def branch_of_members_that_a_loop_adds_up(n, remedy=False):
+    p = zeros(
+        **{"in": (5, n), "out": (n, 3)}, m=dict(up=(n // 4, n, 8), d=(n // 4, 8, n))
+    )
+
+    def call(p, x):
+        x = x @ p["in"]
+        f = lambda w: jnp.tanh(x @ w["up"]) @ w["d"]
+        if remedy:
+            return (x + jax.vmap(f)(p["m"]).sum(0)) @ p["out"]
+        return (x + lax.scan(lambda y, w: (y + f(w), None), 0 * x, p["m"])[0]) @ p[
+            "out"
+        ]
+
+    return p, X, call
+
+
 # A logarithm makes the number of members an addend, which has no gradient.
 @program({"m/in": "I", "m/u": "H", "m/out": "O"})
 def log_of_a_sum_of_the_likelihoods_of_members(n):
