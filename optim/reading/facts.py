@@ -136,7 +136,7 @@ class Facts:
         return is_product and any(x.weight for x in node.operands)
 
     def decides_steps(self, node: Node) -> bool:
-        """Whether a loop whose number of iterations is not known starts with a value."""
+        """Whether a value starts a loop that runs an unknown number of times."""
         loops = self.reading.program.loops
         after = reach([node], self.axes.uses)
         return any(x.op == "carry" and loops[x.loop][0] == 1 for x in after)

@@ -587,9 +587,8 @@ def branch_of_members_that_a_loop_adds_up(n, remedy=False):
         f = lambda w: jnp.tanh(x @ w["up"]) @ w["d"]
         if remedy:
             return (x + jax.vmap(f)(p["m"]).sum(0)) @ p["out"]
-        return (x + lax.scan(lambda y, w: (y + f(w), None), 0 * x, p["m"])[0]) @ p[
-            "out"
-        ]
+        y, _ = jax.lax.scan(lambda y, w: (y + f(w), None), 0 * x, p["m"])
+        return (x + y) @ p["out"]
 
     return p, X, call
 
