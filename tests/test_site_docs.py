@@ -39,7 +39,7 @@ def test_the_snippets_of_a_page_run_in_one_session(path, capsys, tmp_path, monke
         exec(compile(code, str(path), "exec"), session)
     printed = capsys.readouterr().out
     if path.stem == "failures":
-        assert "it is 8 times too large" in printed
+        assert "is 1 times the base's and should be 0.125" in printed
     if path.stem == "coordinate_check":
         assert "head" in printed
 
