@@ -7,7 +7,7 @@ prints the whole setup before training.
 """
 
 from .apply.groups import for_modules
-from .apply.init import rescale_init
+from .apply.init import apply_multipliers, rescale_init
 from .apply.matrix_optimizers import adam_h, muon, muon_h, scion, shampoo, soap
 from .apply.optimizers import (
     adafactor,
@@ -62,6 +62,7 @@ __all__ = [
     "adam",
     "adam_h",
     "adamw",
+    "apply_multipliers",
     "build_optimizer",
     "chain",
     "check_chain",

@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mupax import optim
-from mupax.optim.scales.paths import map_with_paths
 
 STEPS = 4
 BATCH, INPUTS, OUTPUTS, DEPTH = 5, 3, 2, 3
@@ -145,21 +144,21 @@ MATRICES = ("muon", "soap", "shampoo", "scion", "muon_h")
 
 def train(model, point, scales, optimizer, weights):
     """Outputs after training from the effective weights `weights`."""
-    scales = scales.for_parametrization(point).replaced(multiplied=True)
+    scales = scales.for_parametrization(point)
     ends = np.random.default_rng(1)
     x = jnp.asarray(ends.normal(size=(BATCH, INPUTS)))
     y = jnp.asarray(ends.normal(size=(BATCH, OUTPUTS)))
 
     def forward(params):
-        return model.apply(jax.tree.map(jnp.multiply, params, factors), x, point)
+        effective = optim.apply_multipliers(params, scales)
+        return model.apply(effective, x, point)
 
     def loss(params):
         return jnp.mean((forward(params) - y) ** 2)
 
     # The same effective weights in every gauge: stored = effective / forward.
-    factors = map_with_paths(
-        lambda path, _: optim.multipliers(scales[path], point).forward, weights
-    )
+    ones = jax.tree.map(jnp.ones_like, weights)
+    factors = optim.apply_multipliers(ones, scales)
     params = jax.tree.map(jnp.divide, weights, factors)
     tx = optimizer(scales)
     state = tx.init(params)
@@ -250,6 +249,38 @@ def test_under_sp_a_gauge_is_another_optimizer():
     with jax.enable_x64(True):
         a, b = both_gauges("sp", OPTIMIZERS["adam"], MLP, MLP.init(0))
         assert np.abs(a - b).max() > 1e-3
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["declared", "program"])
+def test_who_forgets_the_forward_multipliers_is_told_at_the_first_update(traced):
+    def model(width):
+        return {"in": jnp.ones((3, width)), "out": jnp.ones((width, 2))}
+
+    def call(params, x):
+        return x @ params["in"] @ params["out"]
+
+    x = jnp.ones((1, 3))
+    # Widths of no other test: the multipliers may have been applied there.
+    program = {"inputs": (x,), "call": call}
+    given = program if traced else {"axes": {".": "i -> o"}}
+    given["parametrization"] = "mean_field"
+    target = 70 if traced else 77
+    scales = optim.infer_scales(lambda: model(7), lambda: model(target), **given)
+    scales = scales.for_training(batch=(1, 2))
+
+    def step(effective):
+        tx, params = optim.adam(0.1, scales), model(target)
+        state = tx.init(params)
+        grads = jax.grad(lambda p: call(effective(p), x).sum())(params)
+        for _ in range(2):
+            tx.update(grads, state, params)
+
+    message = "'out' by 0.*call the model with optim.apply_multipliers.*or use 'mup'"
+    assert "call the model" in str(optim.explain(scales))
+    with pytest.warns(optim.ChainWarning, match=message) as told:
+        step(lambda params: params)
+    assert len(told) == 1
+    step(lambda p: optim.apply_multipliers(p, scales))
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,10 @@ def test_initial_factors_of_linen_variables_and_of_modules_with_functions():
     kernels = [v["params"]["in"]["kernel"] for v in (variables, after)]
     np.testing.assert_allclose(kernels[1], 2 * kernels[0])
     assert after["batch_stats"] is not None
+    np.testing.assert_array_equal(
+        optim.apply_multipliers(variables, scales)["params"]["in"]["kernel"],
+        kernels[0],
+    )
 
     def build(width):
         return eqx.nn.MLP(4, 2, width, 2, key=jax.random.key(0))

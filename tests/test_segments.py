@@ -125,7 +125,8 @@ def test_an_array_of_multipliers_is_no_state_and_keeps_dtypes():
 def test_forward_multipliers_act_on_their_segment():
     scales = scales_of("early_logits_and_features_in_one_kernel")
     table8 = optim.parametrization("mup", gauge="table8")
-    h = optim.multipliers(scales["h"], table8).forward * jnp.ones(scales["h"].shape)
+    params = {path: jnp.ones(s.shape) for path, s in scales.items()}
+    h = optim.apply_multipliers(params, scales.for_parametrization(table8))["h"]
     assert (h[:, :3] == 0.25).all()  # logits
     assert (h[:, 3:] == 1).all()  # features
 

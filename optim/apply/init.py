@@ -16,7 +16,7 @@ from ..rules.roles import ParamScale
 from ..scales.paths import float_leaves, map_float_leaves, trainable
 from ..scales.table import Scales
 from .initial_sizes import Size, is_rescaled, is_traced, remember, size_of
-from .transforms import resolve, times
+from .transforms import applied, forward_multipliers, resolve, times
 
 
 def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
@@ -91,6 +91,42 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
         },
         {p: joined(s, [part.offset for part in s.parts]) for p, s in scales.items()},
     )
+
+
+def apply_multipliers(params: Any, scales: Scales) -> Any:
+    """Return effective weights: each stored weight times its forward multiplier.
+
+    Needed for your own model under a gauge with forward multipliers: call the model
+    with the result, and differentiate through it. Zoo models do this themselves.
+
+    Args:
+      params: the stored parameters.
+      scales: from `infer_scales`.
+
+    Raises:
+      ValueError: a parameter without a scale, or of another shape; see
+        `scale_by_parametrization` for the rest.
+
+    Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> base, params = {"out": jnp.ones((4, 2))}, {"out": jnp.ones((16, 2))}
+      >>> scales = optim.infer_scales(
+      ...     base, params, axes={"out": "i -> o"},
+      ...     parametrization=optim.parametrization("mup", gauge="table8"))
+      >>> optim.apply_multipliers(params, scales)["out"][0, 0]
+      Array(0.25, dtype=float32)
+    """
+    point = resolve(scales)
+    applied.add(forward_multipliers(scales))
+
+    def multiply(path: str, leaf: Any) -> Any:
+        scales.check_leaf(path, leaf)
+        return times(leaf, multipliers(scales[path], point).forward)
+
+    return map_float_leaves(multiply, params)
 
 
 def _check_arguments(params: Any, base: Any) -> None:

@@ -1,6 +1,6 @@
 """Stateless Optax transforms that multiply each leaf by one factor."""
 
-import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +14,10 @@ from ..rules.multipliers import (
     multipliers,
 )
 from ..rules.parametrizations import Parametrization, parametrization
+from ..rules.roles import Role
 from ..scales.paths import map_with_paths
-from ..scales.probe import Acting, Kind
-from ..scales.table import Scales, check_depth, check_scales
+from ..scales.probe import Acting, Kind, mode
+from ..scales.table import ChainWarning, Scales, check_depth, check_scales
 from .initial_sizes import warn_of_readouts, warn_of_small
 
 
@@ -47,7 +48,8 @@ def scale_by_parametrization(
 
     Warns:
       ChainWarning: from `init`, a readout that starts as large as in the standard
-        parametrization: `rescale_init` was forgotten.
+        parametrization: `rescale_init` was forgotten. From the first `update`, a gauge
+        with forward multipliers, where `apply_multipliers` was not called before.
 
     Source: the learning-rate rows of Tensor Programs V, Table 3, and Tensor Programs
     VI, Table 1 and Definition 6.1.
@@ -84,13 +86,23 @@ def scale_updates(
     }
     groups = {path: module.update(family) for path, module in scales.modules.items()}
     scaling = multiply_leaves(Kind.SCALING, rates, scales, groups)
+    missing = missing_multipliers(scales)
 
     def init(params: optax.Params) -> optax.OptState:
         warn_of_readouts(params, scales, point)
         warn_of_small(params, scales, point, optimizer)
         return scaling.init(params)
 
-    return optax.GradientTransformation(init, scaling.update)
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        nonlocal missing
+        # Only now: the gradients of a model that is called right went through them.
+        if missing and mode() is None:
+            if forward_multipliers(scales) not in applied:
+                warnings.warn(missing, ChainWarning, stacklevel=2)
+            missing = None
+        return scaling.update(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
 
 
 def normalize_gradients(scales: Scales) -> optax.GradientTransformation:
@@ -179,11 +191,45 @@ def times(array: jax.Array, factor: Any) -> jax.Array:
     return scaled
 
 
+def forward_multipliers(scales: Scales) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """The forward multipliers of each path, one or one for each segment."""
+    point = resolve(scales)
+    return tuple(
+        (p, tuple(multipliers(part, point).forward for part in s.parts))
+        for p, s in scales.items()
+    )
+
+
+# The forward multipliers that `apply_multipliers` was called with.
+applied: set[tuple[tuple[str, tuple[float, ...]], ...]] = set()
+
+
+def missing_multipliers(scales: Scales) -> str | None:
+    """What the caller has to do, if the gauge has forward multipliers.
+
+    None if it has none, or if the model multiplies its weights itself.
+
+    Source: Yaida 2022, eq. 2.8 (gauge).
+    """
+    point, every = resolve(scales), dict(forward_multipliers(scales))
+    factors = {p: max(f) for p, f in every.items() if any(x != 1 for x in f)}
+    if scales.multiplied or not factors:
+        return None
+    readouts = (p for p in factors if scales[p].role is Role.OUTPUT)
+    path = next(readouts, next(iter(factors)))
+    more = f" ({len(factors) - 1} others too)" if len(factors) > 1 else ""
+    plain = "'mup'" if point.name == "mean_field" else "gauge='table3'"
+    # The one learning rate of SP acts differently in each gauge.
+    other = f", or use {plain}, which trains the same function" if point.scaled else ""
+    return (
+        f"{point.label} multiplies {path!r} by {factors[path]:.4g} in the forward "
+        f"pass{more}: call the model with optim.apply_multipliers(params, scales)"
+        f"{other}"
+    )
+
+
 def resolve(scales: Scales) -> Parametrization:
     """The parametrization that scales carry; "mup" if they carry none and depth stays.
-
-    For a model that does not multiply its weights, it has the gauge that needs no
-    forward multipliers: the model trains the same in every gauge (Yaida eq. 2.8).
 
     Raises:
       ValueError: `scales` is not a `Scales`; depth changes and none is named, because
@@ -201,4 +247,4 @@ def resolve(scales: Scales) -> Parametrization:
         )
     point = point or parametrization("mup")
     check_depth(scales, point)
-    return point if scales.multiplied else dataclasses.replace(point, gauge={})
+    return point

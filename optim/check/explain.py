@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..apply.transforms import resolve
+from ..apply.transforms import missing_multipliers, resolve
 from ..rules.multipliers import Multipliers, carried, of_parts
 from ..rules.roles import ParamScale
 from ..scales.paths import open_numbers
@@ -117,6 +117,8 @@ class Explanation:
                 f"{point.branch_multiplier(scales.depth):.4g}·a (a·M^-{point.alpha:g}, "
                 f"M = {scales.depth:g})"
             )
+        if missing := missing_multipliers(scales):
+            notes.append(missing)
         if point.richness != 1:
             notes.append(f"the model divides its output by μ0 = {point.richness:g}")
         notes.append(f"init, fwd, lr, eps: {point.citation}")

@@ -330,8 +330,7 @@ def parametrization(
       gauge: which factors are forward multipliers: "table3" (none: all are in
         initialization and learning rate), "table8" (the readout is multiplied by 1/m,
         as in the mup package), "mean_field", or {role: `Powers` of the ratios that the
-        forward multiplier carries}. It acts in models that multiply their weights, as
-        those of the zoo do; all others train the same without.
+        forward multiplier carries}.
       richness: μ0. The model divides its output by it; SGD's learning rates are
         multiplied by μ0², Adam's by μ0 (Bordelon et al. eqs. 1 and 3).
       **options: of the parametrization itself, e.g. `s`, `alpha`, `gamma`.

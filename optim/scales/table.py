@@ -36,8 +36,8 @@ class Scales(Mapping[str, ParamScale]):
         None, it is "mup", unless depth changes.
       modules: {path: factors of its hyperparameters}, from `for_modules`.
       multiplied: whether the model was built with `parametrization`, and multiplies its
-        weights by the forward multipliers itself, as zoo models do. Gauges have no
-        effect on others. By default, if there is a parametrization.
+        weights by the forward multipliers itself. If not, the caller does so, by
+        `apply_multipliers`. By default, if there is a parametrization.
       base: the base model, or a function that builds it, for `rescale_init`.
 
     Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
