@@ -12,6 +12,7 @@ target, and their derivatives by the size of what ends the branches, are the sam
 unless a branch, its end or its depth is wrong.
 """
 
+import itertools
 import re
 import zlib
 
@@ -23,7 +24,6 @@ import test_reading  # noqa: F401, fills the table
 from programs import kit
 
 from mupax import optim
-from mupax.optim.reading.lists import Pairing
 from mupax.optim.reading.models import trace
 from mupax.optim.rules.multipliers import multipliers, shift
 
@@ -133,24 +133,30 @@ def copies(scales, params, way):
     }
 
 
-def twins(scales, params):
+def twins(large, small):
     """Of which parameter of the base each of the target is a copy, in lists, too."""
-    opened, found = Pairing(scales, params).opened, {}
-    for path in sorted(scales, key=numbers):
-        key = opened(path), scales[path].base_shape
-        found.setdefault(key, ([], []))[0].append(path)
-    for path in sorted(params, key=numbers):
-        found[opened(path), params[path].shape][1].append(path)
-    return {
-        path: before[i * len(before) // len(after)]
-        for after, before in found.values()
-        for i, path in enumerate(after)
-    }
 
+    def named(paths):
+        """{(path without numbers, place of a number): the numbers}, by their order."""
+        found = {}
+        for path in paths:
+            for place, number in enumerate(re.findall(r"\d+", path)):
+                found.setdefault((re.sub(r"\d+", "#", path), place), set()).add(number)
+        return {key: sorted(numbers, key=int) for key, numbers in found.items()}
 
-def numbers(path):
-    """The numbers in a path."""
-    return [int(x) for x in re.findall(r"\d+", path)]
+    after, before = named(large), named(small)
+
+    def twin(path):
+        name, place = re.sub(r"\d+", "#", path), itertools.count()
+
+        def number(match):
+            key = name, next(place)
+            at = after[key].index(match[0]) * len(before[key]) // len(after[key])
+            return before[key][at]
+
+        return re.sub(r"\d+", number, path)
+
+    return {path: twin(path) for path in large}
 
 
 def drawn(key, like):

@@ -14,7 +14,7 @@ from ..scales.table import Scales, check_scales
 Arguments = ParamSpec("Arguments")
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 
-# By the end of a hyperparameter's name: its least value, and the first that is too
+# By a hyperparameter's name: its least value, and the first that is too
 # large. The first three may be schedules.
 _SCHEDULED = ("learning_rate", "weight_decay", "weight_decay_rate")
 _OTHERS = ("eps", "eps_root", "clipping_threshold", "consistent_rms", "decay_rate")
@@ -49,8 +49,8 @@ def checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimiz
 
 def _check(name: str, value: Any) -> None:
     """Raise a `ValueError` if a hyperparameter cannot be right."""
-    kind = next((end for end in _RANGES if name.endswith(end)), None)
-    if kind is None or isinstance(value, jax.core.Tracer):
+    kind = name.removeprefix("adam_").removeprefix("shampoo_")
+    if kind not in _RANGES or isinstance(value, jax.core.Tracer):
         return
     if isinstance(value, Scales):
         raise ValueError(
