@@ -334,8 +334,6 @@ def test_scales_that_are_none():
 def test_an_unknown_parametrization(use):
     with refuses("'depthmup'", "nearest is 'depth_mup'", "completep", "mean_field"):
         use("depthmup")
-    with refuses("the parametrization is ['mup']", "pass a name"):
-        use(["mup"])
 
 
 def test_an_unknown_family():

@@ -333,8 +333,9 @@ class Depth:
         if point is None or (point.branches_only and point.name not in ("sp", "mup")):
             raise ValueError(
                 f"the target has {ratio:g} times as many layers like {path!r} as the "
-                "base, and the program has no residual branch: x + f(x). Pass "
-                "parametrization='mup' for a network without residual branches, or "
-                "build both with the same depth"
+                "base, and the program has no residual branch: x + f(x). Where gates "
+                "g shrink x, write x + c * (g * (f(x) - x)) with c = base depth / "
+                "depth; for a network without residual branches, pass "
+                "parametrization='mup', or build both with the same depth"
             )
         return ratio

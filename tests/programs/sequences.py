@@ -375,7 +375,7 @@ def stacked_lstm_layers_of_equal_number(n):
 @program(
     {**ENDS, r"b/\d/t": "Hb", r"b/\d/tb": "Vb", r"b/\d/h": "Hb"},
     deep=True,
-    asks="has no residual branch",
+    asks="Where gates g shrink x",
 )
 def gates_that_shrink_the_stream(n, L, remedy=False):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
@@ -386,7 +386,7 @@ def gates_that_shrink_the_stream(n, L, remedy=False):
         for w in p["b"]:
             t = jax.nn.sigmoid(x @ w["t"] + w["tb"])
             h = jax.nn.relu(x @ w["h"])
-            x = x + t * (h - x) * 2 / L if remedy else (1 - t) * x + t * h
+            x = x + 2 / L * (t * (h - x)) if remedy else (1 - t) * x + t * h
         return x @ p["out"]
 
     return p, X, call
