@@ -170,7 +170,7 @@ def test_a_decay_of_a_group_is_refused_where_there_is_none(name):
 
 def test_a_learning_rate_of_zero_names_the_group_and_how_to_freeze():
     with pytest.raises(
-        ValueError, match=r"'\^mid': .* positive; to freeze .*partition"
+        ValueError, match=r"'\^mid': .* positive number; to freeze .*partition"
     ):
         optim.for_modules(SCALES, {"^mid": {"learning_rate": 0.0}})
 
