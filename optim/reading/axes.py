@@ -129,9 +129,6 @@ class Axes:
                 self._uses.setdefault(operand.id, []).append(node)
         for node in program.nodes:
             self._read(node)
-        for node in program.nodes:
-            if node.id in self._pending:
-                self._settle(node)
 
     def uses(self, node: Node) -> list[Node]:
         """The nodes that are computed from this one directly."""
@@ -318,8 +315,6 @@ class Axes:
         found = NONE.union(*(self._gains.get(x.id, NONE) for x in node.operands))
         if found:
             self._gains[node.id] = found
-            if node.op in MOVES and node.operands[0].id in self._diagonal:
-                self._diagonal.add(node.id)
 
     def _add_gains(self, node: Node, sides: Sequence[Labels]) -> None:
         """Of two parameters, one may scale the rows or columns of the other.
@@ -773,17 +768,11 @@ class Axes:
         labels = self._modulated(node) if node.data else ()
         if not labels or not all(labels[a] for a in contracted):
             return ()
-        free = [a for a, axes in enumerate(labels) if axes and a not in contracted]
-        equal = [self._spread.get(x.id, NONE) for x in node.operands if x.data]
-        styled = any(a in axes for a in free for axes in equal)
         rest = {a for a, n in enumerate(node.shape) if n > 1 and not labels[a]}
-        # Each example may have a mask, or noise, of its own.
-        whole = not rest or (rest <= {*batch} and self._is_masked(node))
-        mixed = node.id in self._mixtures
-        if free and not (whole or styled or mixed) and self._is_square(labels):
+        # Each example may have a mask, or noise, of its own; else it is a state.
+        if rest and not (rest <= {*batch} and self._is_masked(node)):
             self._states.add(node.id)
-        known = whole or styled or mixed or node.id in self._states
-        return labels if free and known else ()
+        return labels
 
     def _mixes(
         self, node: Node, product: Node, labels: Labels, summed: Sequence[int]

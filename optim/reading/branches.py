@@ -367,7 +367,7 @@ class Branches:
                     if start.id < trunk.id and not simple:  # by another stream
                         own = self.only_for(end, {x.add.id for x in self.all})
                         inside = own if self._kernels(own) else inside
-                    simple = simple or node.runs > 1 or self._spots[node.spot] > 1
+                    simple = simple or self._spots[node.spot] > 1
                     if node.op == "sub" and not (simple and self._is_stream(node)):
                         continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
@@ -470,8 +470,6 @@ class Branches:
         """
         value = self.factors.unweighted(end)
         if not any(x is value for x in self._stream(beside)):
-            return False
-        if self._alike(add, beside):
             return False
         moved = self._moved(value)
         if value is self.factors.trunk(end)[0]:

@@ -172,8 +172,6 @@ def _degree(node: Node, found: dict[int, Degree], is_layer: bool) -> Degree:
         other = each[0].power == each[1].power
         if other or any(x.value == 0 for x in node.operands):
             return _ONE
-    if not some.power:
-        return _ONE
     raise _MattersError(some)
 
 

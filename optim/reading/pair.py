@@ -66,8 +66,6 @@ class Pair:
             other = twin(path, to_wide, wide, self.leaves, "delta")
             before, after = small[one].shape, wide[other].shape
             axes = frozenset(a for a, n in enumerate(before) if n != after[a])
-            if to_small.counts_layers(path):
-                axes = frozenset()
             self.twin[path], self.shapes[path] = one, (before, leaf.shape, after)
             for growth, name in zip(growths, (path, one), strict=True):
                 growth[name] = axes | growth.get(name, frozenset())

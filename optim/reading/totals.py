@@ -110,12 +110,6 @@ class Totals:
         for term in terms:
             if term not in starts:
                 yield dataclasses.replace(term, runs=term.runs * runs * many)
-        for term in starts[:1]:
-            start = term.node.operands[0]
-            if self._is_sum(start):
-                yield from self._terms(start, runs)
-            elif start.data:
-                yield _Term(term.node, start, runs)
 
     def _made(self, term: _Term, root: Node) -> Branch | None:
         parts = ("mul", "div", "reduce_sum", *MOVES)
