@@ -45,7 +45,7 @@ def test_frozen_ends_are_no_mistake(tmp_path):
 def test_strong_branches_are_unclear(tmp_path):
     found = checked(digits_resmlp, tmp_path, branch_multiplier=1.0)
     assert (found.failed, found.passed) == ([], False)
-    assert "use smaller branch multipliers or larger depths" in str(found)
+    assert "in depth, smaller branch multipliers" in str(found)
 
 
 def optimizers(config, folder, monkeypatch, **options):

@@ -81,9 +81,19 @@ def test_blocks_of_the_same_settings_share_a_row():
     )
     found = optim.explain(scales)
     paths = [line.split()[0] for line in str(found).splitlines()[4:7]]
-    assert paths == ["blocks/0/w", "blocks/1/w", "in"]
+    assert paths == ["blocks/#/w", "blocks/1/w", "in"]
     assert len(found.rows) == 13
     assert "must multiply branches (*) by 0.5·a (a·M^-0.5, M = 4)" in str(found)
+
+
+def test_two_rows_of_blocks_name_the_numbers_of_each():
+    def model(n):
+        blocks = [{"w": jnp.ones((n, n + n * (i % 2)))} for i in range(4)]
+        return {"in": jnp.ones((8, n)), "blocks": blocks}
+
+    found = optim.explain(optim.infer_scales(model(4), model(16), axes={".": "i -> o"}))
+    paths = [line.split()[0] for line in str(found).splitlines()[4:7]]
+    assert paths == ["blocks/0,2/w", "blocks/1,3/w", "in"]
 
 
 def test_scales_of_many_parameters_are_short():

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,10 +12,7 @@ from ..rules.roles import ParamScale
 from ..scales.paths import open_numbers
 from ..scales.table import Scales
 
-_HEAD = (
-    *("path", "role", "base", "target", "init", "fwd", "lr", "eps", "wd"),
-    *("family", "found"),
-)
+_HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -53,9 +51,18 @@ class Explanation:
 
     def __str__(self) -> str:
         title, *notes = self._notes()
-        rows = [_HEAD, *self._table()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        columns = list(zip(_HEAD, *self._table(), strict=True))
+        # The last two are often the same for every parameter.
+        alike = [c for c in columns[-2:] if len(set(c[1:])) == 1]
+        columns = [c for c in columns if c not in alike]
+        if alike:
+            said = ", ".join(f"{name} {cell}" for name, cell, *_ in alike)
+            notes.insert(0, f"every parameter: {said}")
+        widths = [max(map(len, column)) for column in columns]
+        lines = [
+            "  ".join(map(str.ljust, row, widths)).rstrip()
+            for row in zip(*columns, strict=True)
+        ]
         lines.insert(1, "-" * max(map(len, lines)))
         return "\n".join([title, "", *lines, "", *notes])
 
@@ -74,10 +81,15 @@ class Explanation:
                 scale.origin,
             )
             name = path + (" *" if scale.in_branch else "")
-            alike.setdefault((open_numbers(name), *cells), []).append(name)
+            alike.setdefault((_NUMBERS.sub("#", name), *cells), []).append(name)
+        several = collections.Counter(
+            name for (name, *_), names in alike.items() if len(names) > 1
+        )
         return [
-            (f"{first} and {len(rest)} alike" if rest else first, *cells)
-            for (_, *cells), (first, *rest) in alike.items()
+            (_shared(names) if several[name] > 1 else name, *cells)
+            if len(names) > 1
+            else (names[0], *cells)
+            for (name, *cells), names in alike.items()
         ]
 
     def _notes(self) -> list[str]:
@@ -130,6 +142,16 @@ class Explanation:
         return [*notes, *dict.fromkeys(groups), *scales.training.describe()]
 
 
+# Numbers of blocks: those that end a name, as in Linen's "Dense_1/kernel".
+_NUMBERS = re.compile(r"\d+(?=/)")
+
+
+def _shared(names: list[str]) -> str:
+    """One name for names that differ in numbers of blocks: b/0/w, b/2/w: b/0,2/w."""
+    each = zip(*map(_NUMBERS.findall, names), strict=True)
+    return _NUMBERS.sub(lambda _: ",".join(dict.fromkeys(next(each))), names[0])
+
+
 def explain(scales: Scales, optimizer: str = "adam", **options: Any) -> Explanation:
     """Tabulate the role, initial size and multipliers of every parameter.
 
@@ -153,11 +175,12 @@ def explain(scales: Scales, optimizer: str = "adam", **options: Any) -> Explanat
       >>> print(optim.explain(scales, optimizer="adamw"))
       mup, adamw; every number is a ratio to the base
       <BLANKLINE>
-      path  role    base  target  init  fwd  lr    eps   wd  family  found
-      -----------------------------------------------------------------------
-      in    input   8x4   8x16    1     1    1     0.25  1   adam    declared
-      out   output  4x2   16x2    0.25  1    0.25  1     4   adam    declared
+      path  role    base  target  init  fwd  lr    eps   wd
+      -----------------------------------------------------
+      in    input   8x4   8x16    1     1    1     0.25  1
+      out   output  4x2   16x2    0.25  1    0.25  1     4
       <BLANKLINE>
+      every parameter: family adam, found declared
       init, fwd, lr, eps: Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), \
 Table 3
       wd: such that lr·wd is the same at every size
