@@ -266,6 +266,8 @@ def test_an_unknown_partner_is_an_error():
     for partner in ("adm", whole):
         with pytest.raises(ValueError, match="must be a function of a learning rate"):
             optim.muon(0.1, scales, partner=partner)
+    with pytest.raises(ValueError, match="give the partner one of its own"):
+        optim.muon(0.1, scales, partner=optim.lion, adam_weight_decay=0.1)
 
 
 def test_a_partner_trains_its_segment_of_a_kernel_that_also_holds_a_matrix():

@@ -576,3 +576,5 @@ def test_a_mask_from_an_nnx_state_or_model_works_as_a_function_does(source):
     np.testing.assert_allclose(model.kernel[...], 0.9 * before, rtol=1e-6)
     with pytest.raises(ValueError, match="no entry for parameter 'kernel'"):
         optim.adamw(0.1, scales, mask={"bias": True}).init(params)
+    with pytest.raises(ValueError, match="an entry 'bais', which is no parameter"):
+        optim.adamw(0.1, scales, mask={"bais": True, "kernel": True})

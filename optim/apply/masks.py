@@ -24,7 +24,8 @@ def decay_mask(mask: Mask, scales: Scales) -> Mask:
       scales: of the model.
 
     Raises:
-      ValueError: `mask` is another string; from the function, a tree lacks a parameter.
+      ValueError: `mask` is another string; a tree has an entry that is no
+        parameter; from the function, it lacks a parameter.
     """
     if isinstance(mask, str):
         if mask != "matrices":
@@ -41,16 +42,26 @@ def decay_mask(mask: Mask, scales: Scales) -> Mask:
     # By path: an NNX optimizer passes parameters in boxes to `init`, and without to
     # `update`, so that a tree has the structure of one of them only.
     flags = dict(flatten(mask))
+    inside = {folder for path in scales for folder in _folders(path)}
+    if wrong := sorted(flags.keys() - inside):
+        raise ValueError(
+            f"the mask has an entry {wrong[0]!r}, which is no parameter; make it from "
+            "the parameters: jax.tree.map(lambda x: x.ndim >= 2, params)"
+        )
 
     def find(path: str, _: Any) -> bool:
-        folder = path
-        while folder and folder not in flags:
-            folder = folder.rpartition("/")[0]
-        if folder not in flags:
+        found = [folder for folder in _folders(path) if folder in flags]
+        if not found:
             raise ValueError(
                 f"the mask has no entry for parameter {path!r}; make it from the "
                 "parameters: jax.tree.map(lambda x: x.ndim >= 2, params)"
             )
-        return bool(flags[folder])
+        return bool(flags[found[0]])
 
     return lambda params: map_with_paths(find, params)
+
+
+def _folders(path: str) -> list[str]:
+    """A path and those of the folders that it is in: a/b, a, ""."""
+    names = path.split("/")
+    return ["/".join(names[:n]) for n in range(len(names), -1, -1)]

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import optax
 
 from ..rules.multipliers import Family, family_of, is_hidden_matrix
@@ -128,6 +129,13 @@ def _partner(partner: Partner, learning_rate: Any, **options: Any) -> Maker:
         raise ValueError(
             f"partner={partner!r} must be a function of a learning rate and scales "
             "that builds an optimizer, e.g. partner=optim.lion"
+        )
+    decay = options.get("weight_decay", 0.0)
+    known = not isinstance(decay, jax.core.Tracer)
+    if known and (callable(decay) or decay != 0):
+        raise ValueError(
+            "adam_weight_decay is that of AdamW; give the partner one of its own, e.g. "
+            "partner=lambda rate, scales: optim.lion(rate, scales, weight_decay=0.1)"
         )
     return functools.partial(partner, learning_rate)
 

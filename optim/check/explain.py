@@ -9,6 +9,7 @@ from typing import Any
 from ..apply.transforms import missing_multipliers, resolve
 from ..rules.multipliers import Multipliers, carried, of_parts
 from ..rules.roles import ParamScale
+from ..scales.group import Module
 from ..scales.paths import open_numbers
 from ..scales.table import Scales
 
@@ -137,7 +138,8 @@ class Explanation:
         if point.scaled and self.optimizer != "adafactor":
             notes.append("wd: such that lr·wd is the same at every size")
         groups = (
-            f"{open_numbers(p)}: also times {m}" for p, m in scales.modules.items()
+            f"{open_numbers(path)}: also times {', '.join(_changed(module)) or '1'}"
+            for path, module in scales.modules.items()
         )
         return [*notes, *dict.fromkeys(groups), *scales.training.describe()]
 
@@ -150,6 +152,11 @@ def _shared(names: list[str]) -> str:
     """One name for names that differ in numbers of blocks: b/0/w, b/2/w: b/0,2/w."""
     each = zip(*map(_NUMBERS.findall, names), strict=True)
     return _NUMBERS.sub(lambda _: ",".join(dict.fromkeys(next(each))), names[0])
+
+
+def _changed(module: Module) -> list[str]:
+    """The factors of a group of parameters that are not 1."""
+    return [f"{name} {x:g}" for name, x in vars(module).items() if x != 1]
 
 
 def explain(scales: Scales, optimizer: str = "adam", **options: Any) -> Explanation:

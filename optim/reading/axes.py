@@ -112,7 +112,6 @@ class Axes:
         self.seeds: set[tuple[int, int]] = set()
         self.states: dict[int, tuple[int, set[int]]] = {}
         self._states: set[int] = set()  # such matrices
-        self._mixtures: set[int] = set()  # kernels that data mix
         self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
         self._sparse: dict[int, set[int]] = {}  # axes along which few are not zero
         # Functions of parameters that cannot be read, and the operation of each.
@@ -708,8 +707,6 @@ class Axes:
     def _mixed(self, node: Node) -> Labels:
         if node.op in ("concatenate", *MOVES):
             parts = [self._modulated(x) for x in node.operands]
-            if node.operands[0].id in self._mixtures:
-                self._mixtures.add(node.id)
             self._keep_gains(node)
             return self._moved(node, parts) if all(parts) else ()
         if node.op == "carry":
@@ -790,7 +787,6 @@ class Axes:
             return False
         self._mark(node, [(number, Use.COPY)])
         self._kernels[node.id] = moved
-        self._mixtures.add(node.id)
         return True
 
     def _acts(self, node: Node, labels: Labels) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .links import SUM
-from .program import MOVES, PRODUCTS, Node, origin, reach
+from .program import MOVES, PRODUCTS, Node, is_scaled, origin, reach
 
 # Homogeneous in their first operand.
 _SAME = MOVES.union(
@@ -93,6 +93,8 @@ def constant_that_matters(
     visits: dict[int, int] = {}
     while heap:
         node = nodes.pop(heapq.heappop(heap))
+        if node.op == "log" and _is_addend(node, uses):
+            continue  # a factor is added then, and has no gradient
         try:
             degree = _degree(node, found, is_layer(node))
             if degree.power and node.id in outputs:
@@ -112,6 +114,14 @@ def constant_that_matters(
                 nodes[user.id] = user
                 heapq.heappush(heap, user.id)
     return None
+
+
+def _is_addend(node: Node, uses: Callable[[Node], list[Node]]) -> bool:
+    """Whether a value is only added up and scaled on its way to the results."""
+    return all(
+        x.op in ("add", "sub", "neg", "reduce_sum", *MOVES) or is_scaled(x)
+        for x in reach(uses(node), uses)
+    )
 
 
 def degree_in_parameters(end: Node) -> Degree | None:
@@ -166,8 +176,8 @@ def _degree(node: Node, found: dict[int, Degree], is_layer: bool) -> Degree:
         return each[0].to(node.operands[1].value)
     if node.op == "top_k" and not node.params["result"]:
         return each[0]
-    if node.op in (*_INDEPENDENT, "top_k", "log") and some.alone:
-        return _ONE  # a logarithm makes the scale an addend, without a gradient
+    if node.op in (*_INDEPENDENT, "top_k") and some.alone:
+        return _ONE
     if node.op in _COMPARISONS and some.alone:
         other = each[0].power == each[1].power
         if other or any(x.value == 0 for x in node.operands):

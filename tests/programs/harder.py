@@ -607,6 +607,18 @@ def log_of_a_sum_of_the_likelihoods_of_members(n):
     return p, X, call
 
 
+@program({"a|b": "I", "w": "I", "out": "O"}, asks="4 times as many terms")
+def log_of_a_sum_that_a_kernel_reads(n, remedy=False):
+    p = zeros(a=(5, n), b=(5, n), w=(1, n), out=(n, 3))
+
+    def call(p, x):
+        y = (jnp.exp(x @ p["a"]) * jnp.exp(x @ p["b"])).sum(-1, keepdims=True)
+        y = y * 8 / n if remedy else y
+        return jnp.tanh(jnp.log(y) @ p["w"]) @ p["out"]
+
+    return p, X, call
+
+
 @program({"in": "I", "out": "O", r"b/\d+": "He"}, deep=True, asks=r"results up .* no residual branch")  # fmt: skip
 def sum_of_the_layers_of_a_plain_network(n, L, remedy=False):
     p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
