@@ -147,7 +147,8 @@ def _found(
 
     def other_way(out: set[int]) -> Node | None:
         """A use that sums over the outputs, as a tied readout or autoencoder."""
-        into = ((e.node, set(e.axes(Use.IN))) for e in sums)
+        own = [e for e in sums if any(x.weight for x in e.node.operands)]
+        into = ((e.node, set(e.axes(Use.IN))) for e in own)
         return next((node for node, axes in into if axes and axes <= out), None)
 
     tables = [e for e in events if e.axes(Use.TABLE)]

@@ -229,18 +229,19 @@ def a_vmapped_model_under_cond_and_while(n):
     return p, X, lambda p, x: jax.vmap(one, (None, 0))(p, x)
 
 
-@program({"in": "I", "out": "O", "wq|wk|wv|wo": "H"})
-def linear_attention(n):
+@program({"in|turn": "I", "out": "O", "wq|wk|wv|wo": "H"})
+def linear_attention_with_rotations_among_the_parameters(n):
     p = {
         "in": jnp.zeros((5, n)),
-        **zeros(wq=(n, n), wk=(n, n), wv=(n, n), wo=(n, n), out=(n, 3)),
+        **zeros(wq=(n, n), wk=(n, n), wv=(n, n), wo=(n, n), out=(n, 3), turn=(6, n)),
     }
 
     def call(p, x):
         x = x @ p["in"]
         q, k = (jax.nn.elu(x @ p[w]) + 1 for w in ("wq", "wk"))
-        kv = jnp.einsum("btd,bte->bde", k, x @ p["wv"])
-        y = jnp.einsum("btd,bde->bte", q, kv) / (q @ k.sum(1)[..., None])
+        turn = jax.lax.stop_gradient(p["turn"])
+        kv = jnp.einsum("btd,bte->bde", k * turn, x @ p["wv"])
+        y = jnp.einsum("btd,bde->bte", q * turn, kv) / (q @ k.sum(1)[..., None])
         return y @ p["wo"] @ p["out"]
 
     return p, S, call
