@@ -7,10 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 
+from .again import Again, Earlier
 from .axes import Axes
 from .factors import PARTS, End, Factors, Failure
 from .links import SUM, index_of
-from .program import MOVES, PRODUCTS, Node, Program, earlier, origin, reach
+from .program import MOVES, PRODUCTS, Node, Program, Spot, earlier, origin, reach
 
 _NONLINEAR = frozenset(
     """
@@ -69,7 +70,10 @@ class Branches:
       factors: of the program's values.
       all: the branches, in the order of the program.
       around: additions of what branches added to another stream, e.g. y + g (h - x) for
-        h = x + f(x).
+        h = x + f(x), and of what layers added before.
+      again: (addition, operand) of what layers added before.
+      whole: the additions of all that earlier layers added, which nothing damps, e.g.
+        of v = v + f(x) to x: their number, and the constant, by their place.
     """
 
     def __init__(self, program: Program, axes: Axes):
@@ -87,10 +91,13 @@ class Branches:
         self._spots = Counter(x.spot for x in program.nodes if x.op == "sub")
         self.all: list[Branch] = []
         self.around: list[Branch] = []
+        self.again: set[tuple[int, int]] = set()
+        self.whole: dict[Spot, tuple[int, float]] = {}
         for node in program.nodes:
             branch = self._branch(node)
             if branch is not None:
                 self.all.append(branch)
+        self._take_out_again()
         self._add_first()
         self._add_repeated()
         self._share_ends()
@@ -100,6 +107,56 @@ class Branches:
         self._leave_out_crossing()
         self._add_of_losses()
         self._prefer_own_ends()
+
+    def _take_out_again(self) -> None:
+        """Let what was added before be no branch, but what is new beside it."""
+        inside = {b.add.id: (b.end, b.inside) for b in self.all}
+        trunks = {**self._trunks}
+        for node in self._program.nodes:
+            in_loop = node.op in ("add", "sub") and node.loop and node.data
+            for skip, end in _summands(node) if in_loop else ():
+                if node.id not in inside and any(
+                    self._comes_back(x, node) for x in self._stream(skip)
+                ):
+                    inside[node.id] = end, frozenset()
+                    trunks[node.id], _ = self.factors.trunk(skip)
+        earlier = Earlier(self._program, self.factors, inside, trunks)
+        nodes = self._program.nodes
+        found = {i: earlier.read(nodes[i], end) for i, (end, _) in inside.items()}
+        spots = {nodes[i].spot for i, again in found.items() if again}
+        known = {b.add.id: b for b in self.all}
+        for i, (end, inner) in inside.items():
+            add, again = nodes[i], found[i]
+            if again is None and add.line and add.spot in spots:  # the first
+                value, _, _ = earlier.taken(end, add.loop)
+                new = [x for x in value.operands if x.id in inner]
+                if value.op in ("add", "sub") and len(new) == 1:
+                    again = Again((value, new[0]), frozenset())
+            if again is None:
+                continue
+            start = self._trunks[i] = trunks[i]
+            self.again |= again.again
+            for x in {i, *(by for by, _ in again.again)}:
+                if not again.new or x != again.new[0].id:
+                    known.pop(x, None)
+            self.around.append(
+                Branch(add, start, end, frozenset(), add.runs, (), None, 1.0, 0)
+            )
+            if again.constant >= 1:
+                self._note_whole(add, earlier.taken(end, add.loop)[1])
+            if again.new and again.new[0].id not in known:
+                add, end = again.new
+                inner = self._program.between(start, end)
+                made = self._made(add, start, end, inner)
+                known |= {add.id: made} if made else {}
+        self.all = sorted(known.values(), key=place)
+
+    def _note_whole(self, add: Node, constant: float) -> None:
+        """Note an addition of all that earlier layers added."""
+        number = sum(
+            x.runs for x in self._program.nodes if (x.op, x.spot) == (add.op, add.spot)
+        )
+        self.whole[add.spot] = number, constant
 
     def _add_first(self) -> None:
         """Add the first of a stream's additions whose branch reads another value.
@@ -340,11 +397,19 @@ class Branches:
             return None
         is_sum, pairs = node.op == "add", _summands(node)
         for skip, end in pairs:
+            (trunk, times), (_, less) = map(self.factors.trunk, (skip, end))
             if self._is_skip(node, end, skip):  # of a U-Net, for example
-                self._trunks[node.id] = self.factors.trunk(skip)[0]
+                self._trunks[node.id] = trunk
+                if node.op == "sub" and times > less >= 1:  # 2 x - (x before)
+                    self._note_whole(node, 1.0)
                 return None
             before = self._before_gain(end)
             if before is not None:  # branches were added to another stream before
+                is_own = before in [*self._stream(skip)][1:] or self._was(before, skip)
+                if is_own and less >= 1 and self.factors.trunk(end)[0].op == "sub":
+                    self._note_whole(node, 1.0)
+                if is_own:
+                    self._trunks[node.id] = trunk
                 inside = self._program.between(before, end)
                 self.around.append(
                     Branch(node, before, end, inside, 1, (), None, 1.0, 0)
@@ -469,6 +534,8 @@ class Branches:
         value that the layer before made so, which goes around the whole layer.
         """
         value = self.factors.unweighted(end)
+        if add.op == "sub" and self._was(value, beside):
+            return True  # 2 x - (x before) in a loop
         if not any(x is value for x in self._stream(beside)):
             return False
         moved = self._moved(value)
@@ -524,11 +591,19 @@ class Branches:
         )
         for factor in factors:
             if factor.op == "sub":
-                after, before = (self.factors.trunk(x)[0] for x in factor.operands)
+                (after, one), (before, other) = map(self.factors.trunk, factor.operands)
                 streams = itertools.islice(self._same_stream(after), 1, None)
-                if any(before is x for x in streams):
+                is_before = self._was(before, after) or before in streams
+                if one == other and is_before:
                     return before
         return None
+
+    def _was(self, node: Node, stream: Node) -> bool:
+        """Whether a value is a loop's stream in the iteration before."""
+        after = self.factors.trunk(node.operands[1])[0] if node.op == "carry" else node
+        return (
+            after is not node and after.op == "carry" and after in self._stream(stream)
+        )
 
     def _is_constant_to_gradients(self, node: Node) -> bool:
         moved = reach([node], lambda x: x.operands if x.op in MOVES else ())

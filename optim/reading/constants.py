@@ -239,7 +239,7 @@ class Constants:
                 (b.add.id, -1 if b.end.weight else b.end.id)  # -1: a bias on a sum
                 for b in every
                 if path in self._large.ends(b)
-            }
+            } | self._large.branches.again
             beside = [e.node for e in branch.ends if e.is_kernel and e.node.data]
             others = [e.node for e in branch.ends if self._large.path(e) == path]
             others = [x for x in beside if x not in others]

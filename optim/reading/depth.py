@@ -32,6 +32,7 @@ class Depth:
         self.averaged: list[Branch] = []
         self.on_stream: dict[str, float] = {}
         self.shared: dict[str, float] = {}
+        self._check_whole()
         counted = self._counted()
         has_streams = bool(self.ratios)
         added = self._added(counted)
@@ -49,6 +50,18 @@ class Depth:
     def of(self, branch: Branch) -> float:
         """How much deeper the stream of a branch gets."""
         return self.ratios.get(id(branch), 1.0)
+
+    def _check_whole(self) -> None:
+        """Raise a `ValueError` if more values of one stream add up in another."""
+        for spot, (number, constant) in self._large.branches.whole.items():
+            few, other = self._small.branches.whole.get(spot, (0, 0.0))
+            if number != few and not alike(constant * number, other * few):
+                raise ValueError(
+                    f"each layer adds all that earlier layers added ({spot[0]}), so "
+                    "that the sum grows as the square of their number; damp that by a "
+                    "number below 1, as in v = 0.9 * v + f(x); x = x + v, or multiply "
+                    "it: v = v + f(x); x = x + (base depth / depth) * v"
+                )
 
     def _counted(self) -> list[Branch]:
         """The target's branches whose number is the depth of their stream.
@@ -71,17 +84,19 @@ class Depth:
             left = self._large.outermost([*deep, b])
             return any(x not in left for x in outer)
 
-        def is_like(key: frozenset[str], kind: Kind[Branch]) -> bool:
+        def is_like(key: tuple[frozenset[str], bool], kind: Kind[Branch]) -> bool:
             """Whether its last parameters, or else any, are those of deep branches."""
             ends = {x for b in kind.now for x in self._large.ends(b)}
-            return bool(names & ({*map(self._large.opened, ends)} or key))
+            paths, holds = key
+            own = {*map(self._large.opened, ends)}
+            return bool(names & (own or (frozenset() if holds else paths)))
 
         kept = [
             kind
             for key, kind in groups.items()
             if key in grown
             or (
-                (is_like(key[0], kind) or self._small.repeats(kind.then))
+                (is_like(key, kind) or self._small.repeats(kind.then))
                 and not any(map(is_around, kind.now))
             )
         ]

@@ -1,6 +1,7 @@
 """Residual streams that are not one chain of x + f(x): two streams, mixed values."""
 
 import functools
+import itertools
 import operator
 
 import jax
@@ -970,3 +971,127 @@ def learned_queries_alone_with_norms_after_their_branches(n, L):
         return y.mean(1) @ p["out"]
 
     return p, S, call
+
+
+def momentum(x, v, f, share):
+    v = 0.9 * v + share * f(x)
+    return x + v, v
+
+
+def velocity(x, v, f, share):
+    v = v + f(x)
+    return x + share * v, v
+
+
+def velocity_of_before(x, v, f, share):
+    x = x + share * v
+    return x, v + f(x)
+
+
+def second_difference(x, before, f, share):
+    return 2 * x - before + f(x), x
+
+
+def extrapolated(x, before, f, share):
+    x, before = x + 0.9 * (x - before), x
+    return x + f(x), before
+
+
+def shares_of_two_values(x, before, f, share):
+    return 1.9 * x - 0.9 * before + f(x), x
+
+
+def adams_bashforth(x, before, f, share):
+    now = f(x)
+    return x + 1.5 * now - 0.5 * before, now
+
+
+def adams_bashforth_at_once(x, before, f, share):
+    now = f(x)
+    return x + (-0.5 * before + 1.5 * now), now
+
+
+# What earlier layers added is added again. If nothing damps it, the sum grows with the
+# square of depth, at any size of the branches.
+for step, looped in itertools.product(
+    (
+        momentum,
+        velocity,
+        velocity_of_before,
+        second_difference,
+        extrapolated,
+        shares_of_two_values,
+        adams_bashforth,
+        adams_bashforth_at_once,
+    ),
+    (False, True),
+):
+
+    def make(n, L, remedy=False, step=step, looped=looped):
+        step, share = (velocity, 2 / L) if remedy else (step, 1.0)
+        p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}  # fmt: skip
+        if looped:
+            p["b"] = zeros(u=(L, n, n), d=(L, n, n))
+
+        def call(p, x):
+            x = x @ p["in"]
+            differs = step in (extrapolated, second_difference, shares_of_two_values)
+            state = x, x if differs else jnp.zeros_like(x)
+
+            def layer(state, w):
+                return step(*state, lambda x: mlp(w, x), share), None
+
+            if looped:
+                state, _ = lax.scan(layer, state, p["b"])
+            else:
+                for w in p["b"]:
+                    state, _ = layer(state, w)
+            return norm(state[0]) @ p["out"]
+
+        return p, X, call
+
+    make.__name__ = f"{step.__name__}_of_layers_in_a_{'scan' if looped else 'list'}"
+    grows = step in (velocity, velocity_of_before, second_difference)
+    program(
+        {**ENDS, r"b/(\d/)?u": "Hb", r"b/(\d/)?d": "He"},
+        deep=True,
+        asks=r"square of their number.* \(base depth / depth\) \* v" if grows else "",
+    )(make)
+
+
+@program(
+    {**ENDS, "node": "V", r"b/\d/(u|v)": "Hb", r"b/\d/(d|w)": "He"},
+    deep=True,
+    asks=r"square of their number.* \(base depth / depth\) \* v",
+)
+def virtual_node_that_is_added_to_all_nodes(n, L, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, node=(n,))
+    p |= {"b": layers(L, **dict.fromkeys("udvw", (n, n)))}
+
+    def call(p, x, i, j, graph):
+        x, v = x @ p["in"], jnp.broadcast_to(p["node"], (2, n))
+        for w in p["b"]:
+            x = x + (2 / L if remedy else 1.0) * v[graph]
+            pooled = v + jax.ops.segment_sum(x, graph, 2)
+            v = v + jax.nn.relu(norm(pooled) @ w["v"]) @ w["w"]
+            x = x + mlp(w, x + jax.ops.segment_sum(x[i], j, 6))
+        return norm(x) @ p["out"]
+
+    return p, (floats(6, 5), tokens(9), tokens(9), tokens(6)), call
+
+
+# The last layer normalizes both, which is no branch of a third stream.
+@program({**ENDS, r"b/\d/(u|r)": "Hb", r"b/\d/(d|w)": "He"}, deep=True)
+def stream_and_a_memory_that_starts_at_zero(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("udrw", (n, n)))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        memory = jnp.zeros_like(x)
+        for w in p["b"]:
+            x = x + jax.nn.gelu(norm(x) @ w["u"] + memory @ w["r"]) @ w["d"]
+            memory = memory + jnp.tanh(norm(x)) @ w["w"]
+        return (norm(x) + norm(memory)) @ p["out"]
+
+    return p, X, call
