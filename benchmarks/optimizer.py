@@ -120,10 +120,11 @@ def optimizers(
     """An optimizer of mupax and Optax's."""
     rate, options = 1e-3, OPTIMIZERS[name]
     if name == "schedule_free":
-        base = optax.adamw(rate, b1=0.0, **options)
+        ours = optim.adamw(rate, scales, b1=0.0, **options)
+        theirs = optax.adamw(rate, b1=0.0, **options)
         return (
-            optim.schedule_free(optim.adamw, rate, scales, **options),
-            optax.contrib.schedule_free(base, rate),
+            optax.contrib.schedule_free(ours, rate),
+            optax.contrib.schedule_free(theirs, rate),
         )
     namesake = optax_muon(scales) if name == "muon" else getattr(optax, name)
     return getattr(optim, name)(rate, scales, **options), namesake(rate, **options)

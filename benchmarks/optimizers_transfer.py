@@ -130,8 +130,8 @@ OPTIMIZERS: dict[str, tuple[Callable[..., Any], range]] = {
     "soap": (optim.soap, range(-9, 1)),
     "adam_h": (optim.adam_h, range(-9, 1)),
     "schedule_free": (
-        lambda rate, scales: optim.schedule_free(
-            optim.adamw, rate, scales, weight_decay=0.0
+        lambda rate, scales: optax.contrib.schedule_free(
+            optim.adamw(rate, scales, b1=0.0, weight_decay=0.0), rate
         ),
         range(-10, 0),
     ),

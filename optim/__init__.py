@@ -16,7 +16,6 @@ from .apply.optimizers import (
     build_optimizer,
     lamb,
     lion,
-    schedule_free,
     sgd,
 )
 from .apply.transforms import (
@@ -82,7 +81,6 @@ __all__ = [
     "parametrization",
     "rescale_init",
     "scale_by_parametrization",
-    "schedule_free",
     "scion",
     "sgd",
     "shampoo",

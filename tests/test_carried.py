@@ -20,17 +20,15 @@ RATE = {
     "adamw": lambda s: optim.adamw(1e-2, s, eps=1e-3, weight_decay=0.1),
     "lion": lambda s: optim.lion(1e-3, s, weight_decay=0.1),
     "muon": lambda s: optim.muon(1e-2, s, weight_decay=0.1, per_head=has_heads(s)),
-    "muon of whole kernels": lambda s: optim.muon(1e-2, s, split_fused=False),
     # Null spaces of gradients are rounding, which only an eps keeps small.
     "soap": lambda s: optim.soap(1e-2, s, weight_decay=0.1),
     "shampoo": lambda s: optim.shampoo(1e-2, s, weight_decay=0.1),
     "scion": lambda s: optim.scion(1e-2, s, weight_decay=0.1, per_head=has_heads(s)),
     "adam_h": lambda s: optim.adam_h(1e-2, s, eps=1e-3),
     "muon_h": lambda s: optim.muon_h(1e-2, s, per_head=has_heads(s)),
-    "schedule-free adamw": lambda s: optim.schedule_free(
-        optim.adamw, 1e-2, s, eps=1e-3, weight_decay=0.1
+    "schedule-free adamw": lambda s: optax.contrib.schedule_free(
+        optim.adamw(1e-2, s, b1=0.0, eps=1e-3, weight_decay=0.1), 1e-2
     ),
-    "schedule-free muon": lambda s: optim.schedule_free(optim.muon, 1e-2, s),
     "lamb": lambda s: optim.lamb(1e-2, s, weight_decay=0.1),
     "adafactor": lambda s: optim.adafactor(1e-2, s),
     # Clipping compares sizes, so it comes after the normalization.

@@ -123,8 +123,8 @@ OPTIMIZERS = {
     "scion": functools.partial(optim.scion, 0.03, weight_decay=0.1),
     "adam_h": functools.partial(optim.adam_h, 0.03, eps=1e-2),
     "muon_h": functools.partial(optim.muon_h, 0.03),
-    "schedule_free": functools.partial(
-        optim.schedule_free, optim.adamw, 0.03, eps=1e-2, weight_decay=0.1
+    "schedule_free": lambda s: optax.contrib.schedule_free(
+        optim.adamw(0.03, s, b1=0.0, eps=1e-2, weight_decay=0.1), 0.03
     ),
     "lamb": functools.partial(optim.lamb, 0.03, eps=1e-2, weight_decay=0.1),
     "adafactor": functools.partial(

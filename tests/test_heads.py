@@ -89,23 +89,18 @@ def test_each_head_is_orthogonalized_as_by_hand(layout):
         np.testing.assert_allclose(got, -right * 2**-0.5 * base_shape, atol=1e-9)
 
 
-@pytest.mark.parametrize("split", [True, False])
-def test_fused_kernels_are_split_or_not(split):
+def test_fused_kernels_are_split():
     scales = read("fused")
     rng = np.random.default_rng(0)
     grads = attention("fused")[0](32)
     grads["qkv"] = jnp.asarray(rng.normal(size=(32, 96)), jnp.float32)
     grads["qkv"] = grads["qkv"].at[:, 64:].multiply(10)
-    tx = optim.muon(1.0, scales, split_fused=split, **EXACT)
+    tx = optim.muon(1.0, scales, **EXACT)
     params = attention("fused")[0](32)
     updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
     parts = np.split(np.asarray(grads["qkv"]), 3, 1)
     right = np.concatenate([orthogonal(part) for part in parts], 1)
-    if not split:  # with the shape factor of a matrix of 32 x 96
-        right = orthogonal(grads["qkv"]) * 3**0.5
     np.testing.assert_allclose(updates["qkv"], -right, atol=1e-4)
-    sizes = [float(jnp.sqrt(jnp.mean(x**2))) for x in jnp.split(updates["qkv"], 3, 1)]
-    assert (sizes[2] > 2 * sizes[0]) == (not split)
 
 
 @pytest.mark.parametrize("layout", ["flat", "heads", "fused"])
@@ -217,8 +212,7 @@ def glu(inputs, half):
     return {"i": (5, inputs), "glu": (inputs, 2 * half), "r": (half, 3)}
 
 
-@pytest.mark.parametrize("split", [True, False])
-def test_a_fused_kernel_that_is_not_split_has_the_shape_factor_of_the_whole(split):
+def test_segments_have_a_rate_and_a_shape_factor_of_their_own():
     def call(p, x):
         gate, up = jnp.split(jnp.tanh(x @ p["i"]) @ p["glu"], 2, -1)
         return (jnp.tanh(gate) * up) @ p["r"]
@@ -228,37 +222,16 @@ def test_a_fused_kernel_that_is_not_split_has_the_shape_factor_of_the_whole(spli
     )
     x = jnp.ones((1, 5))
     scales = optim.infer_scales(small, large, inputs=(x,), call=call)
-    tx = optim.muon(1.0, scales, split_fused=split, **EXACT)
+    tx = optim.muon(1.0, scales, **EXACT)
     grads = jax.tree.map(lambda x: jnp.ones(x.shape), large)
     rng = np.random.default_rng(0)
     grads["glu"] = jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)
     updates, _ = tx.update(grads, tx.init(large), large)
-    # Δ (m_in m_out)^½ is 8^½/4; the factor of 16 x 16 is 1, and that of 16 x 32 2^½.
-    rate = 8**0.5 / 4 * (1 if split else 2**0.5)
-    norm = np.linalg.norm(updates["glu"][:, :32] if split else updates["glu"], 2)
+    rate = 8**0.5 / 4  # Δ (m_in m_out)^½; the factor of 16 x 16 and of 64 x 32 is 1
+    norm = np.linalg.norm(updates["glu"][:, :32], 2)
     assert norm == pytest.approx(rate, rel=1e-4)
-    row = optim.explain(scales, "muon", split_fused=split).rows["glu"]
+    row = optim.explain(scales, "muon").rows["glu"]
     assert row.learning_rate == pytest.approx(rate)
-
-
-def test_fused_kernels_that_cannot_stay_whole_are_errors():
-    with pytest.raises(ValueError, match="per_head=True splits 'qkv'"):
-        optim.muon(0.1, read("fused"), per_head=True, split_fused=False)
-
-    def make(n):
-        shapes = {"i": (5, n), "qk": (n, n + 8), "o": (n, n), "r": (n, 3)}
-        return {k: jnp.zeros(s) for k, s in shapes.items()}
-
-    def call(p, x):
-        x = jnp.tanh(x @ p["i"])
-        a, b = jnp.split(x @ p["qk"], [x.shape[-1]], -1)
-        return (jnp.tanh(a) * jnp.tanh(b).sum(-1, keepdims=True)) @ p["o"] @ p["r"]
-
-    scales = optim.infer_scales(
-        make(16), make(64), inputs=(jnp.ones((1, 5)),), call=call
-    )
-    with pytest.raises(ValueError, match="segments of 'qk' grow by different ratios"):
-        optim.muon(0.1, scales, split_fused=False)
 
 
 def test_an_unknown_partner_is_an_error():

@@ -184,7 +184,7 @@ def test_arguments_are_those_of_the_namesake(name):
     for left_out in ("muon_weight_dimension_numbers", "adaptive"):
         theirs.pop(left_out, None)
     rest = [p for p in ours if p != "scales"]
-    own = ["partner", "per_head", "split_fused"] if name == "muon" else []
+    own = ["partner", "per_head"] if name == "muon" else []
     assert rest == [*theirs, *own]
     for key in list(theirs)[1:]:
         assert ours[key].default == theirs[key].default, key

@@ -10,8 +10,7 @@ from ..checks import number, one_of
 from ..errors import UserError, nearest
 
 # Not adam_h and muon_h: a run draws its weights in a compiled program, where `init`
-# does not see that queries start at zero. Not schedule_free: it has weights of its own
-# for evaluation.
+# does not see that queries start at zero.
 OPTIMIZERS = (
     *("sgd", "adam", "adamw", "lion", "adafactor", "lamb"),
     *("muon", "scion", "soap", "shampoo"),

@@ -19,19 +19,20 @@ from .transforms import resolve
 Transform: TypeAlias = optax.GradientTransformation
 # A function of arrays of shape (copies, fan-in, fan-out).
 OfMatrices: TypeAlias = Callable[..., jax.Array]
+# Builds an optimizer from the scales of parameters, or of their segments.
+Maker: TypeAlias = Callable[[Scales], Transform]
 
 
 def orthogonalize(
     optimizer: str,
-    scales: Scales,
     ns_coeffs: Any,
     ns_steps: int,
     beta: Any,
     *moments: Any,
     consistent_rms: float | None = None,
     **options: Any,
-) -> Transform:
-    """`optax.contrib.scale_by_muon` of matrices whose axes the scales know.
+) -> Maker:
+    """`optax.contrib.scale_by_muon` of matrices whose axes scales know.
 
     `optimizer` is whose shape factor multiplies the updates; `beta` is that of the
     base; `moments` are eps and mu_dtype.
@@ -42,15 +43,19 @@ def orthogonalize(
             "or a triple for each step"
         )
 
-    def numbers(path: str, _: Any) -> contrib.MuonDimensionNumbers:
-        return contrib.MuonDimensionNumbers(scales[path].in_axes, scales[path].out_axes)
+    def make(scales: Scales) -> Transform:
+        def numbers(path: str, _: Any) -> contrib.MuonDimensionNumbers:
+            axes = scales[path].in_axes, scales[path].out_axes
+            return contrib.MuonDimensionNumbers(*axes)
 
-    updates = contrib.scale_by_muon(
-        *(ns_coeffs, ns_steps, scales.training.beta(beta), *moments),
-        weight_dimension_numbers=functools.partial(map_with_paths, numbers),
-        **options,
-    )
-    return optax.chain(updates, scale_by_shape(optimizer, scales, consistent_rms))
+        updates = contrib.scale_by_muon(
+            *(ns_coeffs, ns_steps, scales.training.beta(beta), *moments),
+            weight_dimension_numbers=functools.partial(map_with_paths, numbers),
+            **options,
+        )
+        return optax.chain(updates, scale_by_shape(optimizer, scales, consistent_rms))
+
+    return make
 
 
 def on_matrices(

@@ -19,6 +19,7 @@ from .build import Decay, Optimizer, Transform, adam_moments, build
 from .hyperparameters import checked
 from .masks import Mask
 from .matrices import (
+    Maker,
     divide_by,
     frobenius_norm,
     keep_norms,
@@ -30,8 +31,6 @@ from .matrices import (
 from .optimizers import adamw, build_optimizer
 from .segments import by_segment
 
-# Builds an optimizer from the scales of parameters or of their segments.
-Maker = Callable[[Scales], Transform]
 # Builds an optimizer from a learning rate and scales; None for AdamW.
 Partner = Callable[..., Optimizer] | None
 
@@ -42,39 +41,34 @@ def _beside(
     scales: Scales,
     precondition: Maker,
     others: Maker,
-    splits: tuple[bool, bool],
     decay: Decay | None = None,
+    *,
+    per_head: bool,
     **options: Any,
 ) -> Optimizer:
     """Build an optimizer of hidden matrices, beside a partner for the rest.
 
-    Args:
-      name, learning_rate, scales: of the optimizer, and of the model.
-      precondition: returns `precondition` of `build` for the scales of the matrices.
-      others: builds the partner; see `_partner`.
-      splits: `per_head` and `split_fused` of `muon`.
-      decay: weight decay of the matrices, and its mask.
-      **options: of `build` and of `multipliers`.
+    `precondition` and `others` return `precondition` of `build` and the partner, for
+    the scales of segments and heads; `options` are those of `build`.
     """
-    per_head, split_fused = splits
-    fused = _kept_whole(scales, per_head=per_head, split_fused=split_fused)
+    if per_head and not any(s.head_shape for w in scales.values() for s in w.parts):
+        raise ValueError(
+            "per_head=True, but no parameter has heads: pass inputs=(x,) to "
+            "infer_scales, so that they are read from the program, or declare them: "
+            "axes={'query': 'd -> heads size'}"
+        )
 
     def make(scales: Scales) -> Transform:
-        matrices = {p for p, s in scales.items() if all(map(is_hidden_matrix, s.parts))}
+        matrices = {path for path, s in scales.items() if is_hidden_matrix(s)}
         if not matrices:
             raise ValueError(
                 f"no parameter is a hidden matrix, which {name} needs; use "
                 "optim.adamw, or make scales from a base that differs in width"
             )
+        last = keep_norms(scales) if family_of(name) is Family.SPHERE else None
+        first = precondition(scales)
         own = build(
-            name,
-            scales,
-            precondition(scales),
-            learning_rate,
-            decay=decay,
-            last=keep_norms(scales) if family_of(name) is Family.SPHERE else None,
-            split_fused=split_fused,
-            **options,
+            name, scales, first, learning_rate, decay=decay, last=last, **options
         )
 
         def label(path: str, _: Any) -> str:
@@ -83,37 +77,7 @@ def _beside(
         transforms = {"matrices": own, "partner": others(scales)}
         return optax.partition(transforms, functools.partial(map_with_paths, label))
 
-    if fused:
-        return optax.with_extra_args_support(make(scales))
     return by_segment(scales, make, per_head=per_head)
-
-
-def _kept_whole(scales: Scales, *, per_head: bool, split_fused: bool) -> list[str]:
-    """The paths of fused kernels that are not split.
-
-    Raises:
-      ValueError: they cannot be trained as a whole; or there are no heads to split.
-    """
-    if per_head and not any(s.head_shape for w in scales.values() for s in w.parts):
-        raise ValueError(
-            "per_head=True, but no parameter has heads: pass inputs=(x,) to "
-            "infer_scales, so that they are read from the program, or declare them: "
-            "axes={'query': 'd -> heads size'}"
-        )
-    fused = [] if split_fused else [p for p, s in scales.items() if s.segments]
-    if fused and per_head:
-        raise ValueError(
-            f"per_head=True splits {fused[0]!r}, and split_fused=False does not; "
-            "leave one of them out"
-        )
-    for path in fused:
-        if len({(s.width_in, s.width_out) for s in scales[path].segments}) > 1:
-            raise ValueError(
-                f"the segments of {path!r} grow by different ratios, so that no "
-                "learning rate is right for their update as a whole; leave out "
-                "split_fused=False"
-            )
-    return fused
 
 
 def _partner(partner: Partner, learning_rate: Any, **options: Any) -> Maker:
@@ -162,7 +126,6 @@ def muon(
     consistent_rms: float | None = None,
     partner: Partner = None,
     per_head: bool = False,
-    split_fused: bool = True,
 ) -> Optimizer:
     """`optax.contrib.muon`, scaled: Muon for hidden matrices, a partner for the rest.
 
@@ -192,8 +155,6 @@ def muon(
       per_head: orthogonalize each head of attention by itself. `infer_scales` reads
         heads from the program, or from an axis that is declared as `heads`. In an axis
         of heads and their entries, one head follows the other.
-      split_fused: orthogonalize each segment of a fused kernel by itself. Without it,
-        all segments must grow alike.
 
     Further arguments are those of `optax.contrib.muon`, of the base model; `ns_coeffs`
     are numbers, and `adaptive` is left out.
@@ -215,21 +176,18 @@ def muon(
       Array(-0.071, dtype=float32)
     """
 
-    def precondition(scales: Scales) -> Transform:
-        return orthogonalize(
-            *("muon", scales, ns_coeffs, ns_steps, beta, eps, mu_dtype),
-            consistent_rms=consistent_rms,
-            nesterov=nesterov,
-            preconditioning=preconditioning,
-        )
-
     # Trees and functions are those of the matrices alone.
     shared = weight_decay_mask if isinstance(weight_decay_mask, str) else None
     return _beside(
         "muon",
         learning_rate,
         scales,
-        precondition,
+        orthogonalize(
+            *("muon", ns_coeffs, ns_steps, beta, eps, mu_dtype),
+            consistent_rms=consistent_rms,
+            nesterov=nesterov,
+            preconditioning=preconditioning,
+        ),
         _partner(
             partner,
             learning_rate if adam_learning_rate is None else adam_learning_rate,
@@ -242,8 +200,8 @@ def muon(
             mu_dtype=mu_dtype,
             nesterov=nesterov,
         ),
-        (per_head, split_fused),
         (weight_decay, weight_decay_mask),
+        per_head=per_head,
         consistent_rms=consistent_rms,
     )
 
@@ -264,7 +222,6 @@ def soap(
     block_size: int | None = None,
     partner: Partner = None,
     per_head: bool = False,
-    split_fused: bool = True,
 ) -> Optimizer:
     """SOAP with spectral normalization, for hidden matrices: Adam in Shampoo's basis.
 
@@ -275,7 +232,7 @@ def soap(
     step of orthogonal iteration, and is not distributed over devices.
 
     Args:
-      learning_rate, scales, partner, per_head, split_fused: as in `muon`; AdamW has
+      learning_rate, scales, partner, per_head: as in `muon`; AdamW has
         its own betas and eps here, and no weight decay.
       b1, b2: as in Adam, those of the base model.
       eps: as in Adam, relative to the largest root of an average of squares. Where
@@ -317,8 +274,8 @@ def soap(
             mu_dtype=mu_dtype,
         ),
         _partner(partner, learning_rate),
-        (per_head, split_fused),
         (weight_decay, mask),
+        per_head=per_head,
     )
 
 
@@ -337,7 +294,6 @@ def shampoo(
     block_size: int | None = None,
     partner: Partner = None,
     per_head: bool = False,
-    split_fused: bool = True,
 ) -> Optimizer:
     """Shampoo with spectral normalization, for hidden matrices: L^-¼ M R^-¼.
 
@@ -372,8 +328,8 @@ def shampoo(
             mu_dtype=mu_dtype,
         ),
         _partner(partner, learning_rate),
-        (per_head, split_fused),
         (weight_decay, mask),
+        per_head=per_head,
     )
 
 
@@ -404,7 +360,6 @@ def scion(
     ns_steps: int = 5,
     eps: float = 1e-8,
     per_head: bool = False,
-    split_fused: bool = True,
 ) -> Optimizer:
     """Scion: the steepest step in a norm that the role of each parameter decides.
 
@@ -435,10 +390,7 @@ def scion(
       Array(-0.071, dtype=float32)
     """
 
-    def precondition(scales: Scales) -> Transform:
-        options = ns_coeffs, ns_steps, b1, eps, mu_dtype
-        return orthogonalize("scion", scales, *options, nesterov=False)
-
+    options = ns_coeffs, ns_steps, b1, eps, mu_dtype
     memory = scales.training.beta(b1)
     signs = optax.chain(
         optax.ema(memory, debias=False, accumulator_dtype=mu_dtype),
@@ -449,10 +401,10 @@ def scion(
         "scion",
         learning_rate,
         scales,
-        precondition,
+        orthogonalize("scion", *options, nesterov=False),
         functools.partial(sign, learning_rate, weight_decay=weight_decay, mask=mask),
-        (per_head, split_fused),
         (weight_decay, mask),
+        per_head=per_head,
     )
 
 
@@ -468,7 +420,6 @@ def adam_h(
     *,
     partner: Partner = None,
     per_head: bool = False,
-    split_fused: bool = True,
 ) -> Optimizer:
     """Adam on a sphere: hidden matrices keep their Frobenius norm (hyperball).
 
@@ -486,8 +437,8 @@ def adam_h(
       learning_rate: angle of a step at the base model, in radians: a number or a
         schedule.
       b1, b2, eps, eps_root, mu_dtype: as in `adam`.
-      scales, partner, per_head, split_fused: as in `muon`; AdamW has the same b1, b2,
-        eps and mu_dtype.
+      scales, partner, per_head: as in `muon`; AdamW has the same b1, b2, eps and
+        mu_dtype.
 
     Raises:
       ValueError: as `muon`.
@@ -516,7 +467,7 @@ def adam_h(
         scales,
         precondition,
         _partner(partner, learning_rate, b1=b1, b2=b2, eps=eps, mu_dtype=mu_dtype),
-        (per_head, split_fused),
+        per_head=per_head,
     )
 
 
@@ -533,7 +484,6 @@ def muon_h(
     nesterov: bool = True,
     partner: Partner = None,
     per_head: bool = False,
-    split_fused: bool = True,
 ) -> Optimizer:
     """Muon on a sphere: as `adam_h`, with orthogonalized updates.
 
@@ -561,15 +511,12 @@ def muon_h(
       Array(4., dtype=float32)
     """
 
-    def precondition(scales: Scales) -> Transform:
-        options = ns_coeffs, ns_steps, beta, eps, mu_dtype
-        return orthogonalize("muon_h", scales, *options, nesterov=nesterov)
-
+    options = ns_coeffs, ns_steps, beta, eps, mu_dtype
     return _beside(
         "muon_h",
         learning_rate,
         scales,
-        precondition,
+        orthogonalize("muon_h", *options, nesterov=nesterov),
         _partner(partner, learning_rate),
-        (per_head, split_fused),
+        per_head=per_head,
     )

@@ -15,15 +15,12 @@ Source: the multipliers of `optim.multipliers`; Tensor Programs V, Table 3, and 
 Programs VI, Definition 6.1 and Table 1.
 """
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import optax
-from optax import contrib
 
-from ..rules.multipliers import RECIPES, Family, family_of, multipliers
+from ..rules.multipliers import family_of, multipliers
 from ..scales.table import Scales
 from .build import Optimizer, Transform, adam_moments, add_decay, build
 from .hyperparameters import checked
@@ -358,56 +355,3 @@ def adafactor(
         )
 
     return by_segment(scales, of_segments)
-
-
-def schedule_free(
-    optimizer: Callable[..., Transform],
-    learning_rate: optax.ScalarOrSchedule,
-    scales: Scales,
-    b1: float = 0.9,
-    weight_lr_power: float = 2.0,
-    state_dtype: Any | None = None,
-    **options: Any,
-) -> Optimizer:
-    """`optax.contrib.schedule_free` around an optimizer of `mupax.optim`.
-
-    It averages weights, so that every rule holds as it is. The optimizer has no average
-    of gradients of its own unless you pass one: its `b1`, `beta` and `adam_b1` are
-    zero. Only the AdamW beside SOAP and Shampoo keeps its average. Evaluate at
-    `optax.contrib.schedule_free_eval_params(state, params)`.
-
-    Args:
-      optimizer: e.g. `optim.adamw`; not `adam_h` or `muon_h`, since averages leave the
-        sphere.
-      learning_rate: that of the base model, a number or a schedule without decay.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      b1, weight_lr_power, state_dtype: as in `optax.contrib.schedule_free`.
-      **options: of the optimizer. Under `optax.inject_hyperparams`, which needs
-        `static_args="optimizer"`, they are constants.
-
-    Raises:
-      ValueError: the optimizer keeps weights on a sphere.
-
-    Source: Defazio et al. 2024 (arXiv:2405.15682).
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> base, params = {"out": jnp.ones((4, 2))}, {"out": jnp.ones((16, 2))}
-      >>> scales = optim.infer_scales(base, params, axes={"out": "i -> o"})
-      >>> tx = optim.schedule_free(optim.adamw, 0.1, scales, weight_decay=0.0)
-      >>> tx.update(params, tx.init(params), params)[0]["out"][0, 0].round(3)
-      Array(-0.025, dtype=float32)
-    """
-    name = getattr(optimizer, "__name__", "")
-    if name in RECIPES and family_of(name) is Family.SPHERE:
-        raise ValueError(
-            "schedule_free averages weights, which leave the sphere of adam_h and "
-            "muon_h; use optim.adamw or optim.muon"
-        )
-    # `optax.inject_hyperparams` passes further arguments as one mapping.
-    options = {**options.pop("options", {}), **options}
-    arguments = inspect.signature(optimizer).parameters
-    none = {name: 0.0 for name in ("b1", "beta", "adam_b1") if name in arguments}
-    base = optimizer(learning_rate, scales, **{**none, **options})
-    return contrib.schedule_free(base, learning_rate, b1, weight_lr_power, state_dtype)

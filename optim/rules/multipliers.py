@@ -216,8 +216,8 @@ def multipliers(
       point: the parametrization.
       optimizer: the optimizer's name, or its family. Muon and the like stand for whole
         optimizers, with a partner for all but hidden matrices.
-      **options: of optimizers of hidden matrices: `per_head`, `split_fused` and
-        `consistent_rms`, as in `muon`.
+      **options: of optimizers of hidden matrices: `per_head` and `consistent_rms`, as
+        in `muon`.
 
     Raises:
       ValueError: the optimizer is unknown.
@@ -247,15 +247,12 @@ def of_parts(
     scale: ParamScale,
     point: Parametrization,
     optimizer: str,
-    *,
-    split_fused: bool = True,
     **options: Any,
 ) -> dict[str, Multipliers]:
     """`multipliers` of each segment by its label, or of the parameter by its path."""
     family_of(optimizer)  # checks it
     if not scale.segments or not (point.scaled or RECIPES[optimizer].partner):
         return {scale.path: _of_part(scale, point, optimizer, **options)}
-    options["whole"] = None if split_fused else scale
     each = [_of_part(part, point, optimizer, **options) for part in scale.segments]
     return dict(zip(scale.labels, each, strict=True))
 
@@ -267,7 +264,6 @@ def _of_part(
     *,
     per_head: bool = False,
     consistent_rms: float | None = None,
-    whole: ParamScale | None = None,
 ) -> Multipliers:
     family, recipe = family_of(optimizer), RECIPES[optimizer]
     if recipe.partner and not is_hidden_matrix(scale):
@@ -300,7 +296,7 @@ def _of_part(
         rate = update / theta / raw
         if recipe.partner:
             # The rule has the powers of width already: the base's shape factor holds.
-            rate *= _shape_growth(whole or scale, optimizer, consistent_rms)
+            rate *= _shape_growth(scale, optimizer, consistent_rms)
     decayed = rate if recipe.decay == "rate" else 1.0
     if recipe.decay == "update":
         decayed = _of_part(scale, point, "adam").learning_rate
