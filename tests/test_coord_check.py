@@ -21,7 +21,7 @@ from flax import nnx
 from mupax import optim
 from mupax.optim.check.activations import Layer, Recording
 from mupax.optim.check.coord_check import _scalar
-from mupax.optim.check.coord_hints import Facts
+from mupax.optim.check.coord_verdict import Facts
 
 X = jax.random.normal(jax.random.key(1), (16, 16))
 Y = jax.random.normal(jax.random.key(2), (16, 4))

@@ -1,5 +1,6 @@
 """The parts of an optimizer, chained in the one order that is right."""
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -7,10 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from ..rules.multipliers import RECIPES, Family, is_zero, shift
-from ..scales.paths import map_with_paths
+from ..scales.paths import flatten, map_with_paths
 from ..scales.probe import Acting, Kind, Mode, mode, of_widest
 from ..scales.table import Scales
-from .masks import Mask, decay_mask
 from .transforms import (
     multiplied,
     normalize_gradients,
@@ -21,6 +21,8 @@ from .transforms import (
 
 Transform: TypeAlias = optax.GradientTransformation
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
+# What decays: a mask as in Optax, or "matrices"; see `decay_mask`.
+Mask: TypeAlias = Any | Callable[[optax.Params], Any] | None
 # A weight decay, and its mask.
 Decay: TypeAlias = tuple[optax.ScalarOrSchedule, Mask]
 
@@ -38,19 +40,10 @@ def build(
     rule: str | None = None,
     **options: Any,
 ) -> Optimizer:
-    """Chain the parts of an optimizer.
+    """Chain the parts of an optimizer: its slots, in their order.
 
-    Args:
-      name: of the optimizer, for messages.
-      scales: of the model.
-      precondition: gives updates their size.
-      rate: the learning rate, or a transform that applies it.
-      clip: acts on gradients before everything else.
-      average: averages the scaled updates.
-      decay: weight decay, which is not scaled.
-      last: acts on the whole update.
-      rule: the optimizer or family whose rule holds; by default `name`.
-      **options: of `multipliers`.
+    `rate` is the learning rate, or a transform that applies it; `rule` the optimizer or
+    family whose rule holds, by default `name`; `options` are those of `multipliers`.
     """
     rule = rule or name
     recipe = RECIPES[rule]
@@ -113,11 +106,8 @@ def adam_moments(
 def add_decay(decay: Decay, scales: Scales, factors: Any = None) -> Transform:
     """Decoupled weight decay, with the factors of groups, batch size and length.
 
-    Args:
-      decay: that of the base, and its mask.
-      scales: of the model.
-      factors: those of each parameter, where a later transform scales update and decay
-        together (LAMB); None where it does not.
+    `factors` are those of each parameter, where a later transform scales update and
+    decay together (LAMB).
     """
     size = scales.training.weight_decay(decay[0]) if factors is None else decay[0]
     added = optax.add_decayed_weights(size, decay_mask(decay[1], scales))
@@ -138,3 +128,48 @@ def add_decay(decay: Decay, scales: Scales, factors: Any = None) -> Transform:
         return decayed, state
 
     return Transform(added.init, update)
+
+
+def decay_mask(mask: Mask, scales: Scales) -> Mask:
+    """Convert the mask of a weight decay to a function of the parameters.
+
+    "matrices" are the parameters that have a fan-in: kernels, convolutions and
+    embeddings. Then biases and norm scales do not decay, as in the reference code of
+    CompleteP and in nanoGPT, and neither do the positions and class tokens of the zoo.
+    A table of positions with the role "input" does.
+    """
+    if isinstance(mask, str):
+        if mask != "matrices":
+            raise ValueError(
+                f"mask={mask!r} must be 'matrices', a tree of booleans, or a function "
+                "that returns one for the parameters"
+            )
+        return lambda params: map_with_paths(
+            lambda path, _: bool(scales[path].in_axes), params
+        )
+    # A mask made from a model, e.g. of Equinox, is a tree that can be called.
+    if mask is None or (callable(mask) and jax.tree_util.all_leaves([mask])):
+        return mask
+    # By path: an NNX optimizer passes parameters in boxes to `init`, and without to
+    # `update`, so that a tree has the structure of one of them only.
+    flags = dict(flatten(mask))
+    remedy = "make it from the parameters: jax.tree.map(lambda x: x.ndim >= 2, params)"
+    inside = {folder for path in scales for folder in _folders(path)}
+    if wrong := sorted(flags.keys() - inside):
+        raise ValueError(
+            f"the mask has an entry {wrong[0]!r}, which is no parameter; {remedy}"
+        )
+
+    def find(path: str, _: Any) -> bool:
+        for folder in _folders(path):
+            if folder in flags:
+                return bool(flags[folder])
+        raise ValueError(f"the mask has no entry for parameter {path!r}; {remedy}")
+
+    return lambda params: map_with_paths(find, params)
+
+
+def _folders(path: str) -> list[str]:
+    """A path and those of the folders that it is in: a/b, a, ""."""
+    names = path.split("/")
+    return ["/".join(names[:n]) for n in range(len(names), -1, -1)]

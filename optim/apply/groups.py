@@ -16,16 +16,15 @@ from ..scales.table import Scales
 
 def _matching(pattern: str, scales: Scales) -> list[str]:
     """The paths of a role, or those that a regular expression matches."""
-    found = [path for path, s in scales.items() if f"role:{s.role}" == pattern]
-    if not found and (pattern.startswith("role:") or pattern in list(Role)):
-        held = dict.fromkeys(repr(f"role:{s.role}") for s in scales.values())
-        raise ValueError(
-            f"{pattern!r} matches no parameter; the scales hold {', '.join(held)}"
-        )
-    if not found:
-        regex = Pattern("pattern", pattern)
-        found = [path for path in scales if regex.matches(path)]
-        regex.check(scales)
+    roles = {path: f"role:{s.role}" for path, s in scales.items()}
+    if pattern in roles.values():
+        return [path for path, role in roles.items() if role == pattern]
+    if pattern.startswith("role:") or pattern in list(Role):
+        held = ", ".join(map(repr, dict.fromkeys(roles.values())))
+        raise ValueError(f"{pattern!r} matches no parameter; the scales hold {held}")
+    regex = Pattern("pattern", pattern)
+    found = [path for path in scales if regex.matches(path)]
+    regex.check(scales)
     return found
 
 
@@ -41,22 +40,19 @@ def for_modules(scales: Scales, modules: Mapping[str, Mapping[str, Any]]) -> Sca
         - `learning_rate`. The decay per step, learning rate times weight decay, does
           not change with it.
         - `weight_decay`, which is decoupled; 0 for none.
-        - `init_scale`, of the initial weights.
-        - `multiplier`, of the parameters in the forward pass, as a gauge: the initial
-          weights and their updates are multiplied, so that the network trains as with
-          a multiplier. On all parameters of a branch's last layer it is a branch
+        - `init_scale`, of the initial weights, for `rescale_init`.
+        - `multiplier`, of the parameters in the forward pass, as a gauge: it multiplies
+          weights (in `rescale_init`) and their updates, so that the network trains as
+          with a multiplier. On all parameters of a branch's last layer it is a branch
           multiplier.
 
     Returns:
-      A copy of the scales. Optimizers of `mupax.optim` use the groups' `learning_rate`,
-      `weight_decay` and `multiplier`, and `rescale_init` their `init_scale` and
-      `multiplier`.
+      A copy of the scales.
 
     Raises:
-      ValueError: a pattern matches nothing (the message names similar paths), names an
-        unknown role, or matches a path that another pattern matches too; an unknown
-        hyperparameter; a factor is not a number, not finite, or not positive (weight
-        decay may be 0).
+      ValueError: a pattern matches nothing, names an unknown role, or matches a path
+        that another pattern matches too; an unknown hyperparameter; a factor is not a
+        number, not finite, or not positive (weight decay may be 0).
 
     Examples:
       >>> import jax.numpy as jnp

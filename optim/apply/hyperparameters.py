@@ -35,10 +35,8 @@ def checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimiz
     def make_checked(*args: Arguments.args, **options: Arguments.kwargs) -> Optimizer:
         given = dict(zip(parameters, args, strict=False)) | options
         for name, value in given.items():
-            optional = name in parameters and type(None) in get_args(
-                parameters[name].annotation
-            )
-            if not (value is None and optional):
+            kinds = get_args(parameters[name].annotation) if name in parameters else ()
+            if not (value is None and type(None) in kinds):
                 _check(name, value)
         if "scales" in given:
             check_scales(given["scales"])

@@ -23,11 +23,10 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
     """Rescale a framework's initialization to that of a parametrization.
 
     The initial sizes of both models are measured, and every parameter of the target
-    gets the base's size times the parametrization's ratio. So any initializers will
-    do, and a parameter that follows the parametrization already stays as it is, e.g.
-    after an earlier call (but copies with few entries, e.g. a readout of one output
-    from a checkpoint, whose size may not tell this). Under `jax.jit` or `jax.vmap` the
-    factors are computed there, and nothing is checked.
+    gets the base's size times the parametrization's ratio. So any initializers will do,
+    and a parameter that follows the parametrization already stays as it is, e.g. after
+    an earlier call (but for copies with few entries, whose size may not tell this).
+    Under `jax.jit` or `jax.vmap` nothing is checked.
 
     Args:
       params: parameters of the target, as its framework initialized them. Leaves that
@@ -43,34 +42,25 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
       A tree like `params`.
 
     Raises:
-      ValueError: a parameter without a scale, or of another shape; the
-        base has no values; the base is another model; a parameter is zero in one
-        of the models only; the model belongs to `mupax.zoo` and has no groups; the base
-        or the target is trained; a gain of 1 + w in half precision carries a small
-        multiplier.
+      ValueError: a parameter without a scale, or of another shape; the base has no
+        values, or is another model; a parameter is zero in one model only; the base or
+        the target is trained; the model belongs to `mupax.zoo` and has no groups; a
+        gain of 1 + w in half precision carries a small multiplier.
 
     Source: Tensor Programs V, Table 3; Yaida eqs. 3.16-3.17.
 
     Examples:
       >>> import jax
-      >>> from flax import nnx
       >>> from mupax import optim
-      >>> class Bigram(nnx.Module):
-      ...     def __init__(self, width):
-      ...         rngs = nnx.Rngs(0)
-      ...         self.embed = nnx.Embed(500, width, rngs=rngs)  # starts at width^-½
-      ...         self.head = nnx.Linear(width, 500, rngs=rngs)
-      ...     def __call__(self, tokens):
-      ...         return self.head(self.embed(tokens))
-      >>> base, target = lambda: Bigram(16), Bigram(64)
-      >>> tokens = jax.ShapeDtypeStruct((1, 8), int)
-      >>> scales = optim.infer_scales(base, target, inputs=(tokens,))
-      >>> params = optim.rescale_init(nnx.state(target, nnx.Param), scales)
-      >>> small = nnx.state(base(), nnx.Param)
-      >>> ratios = jax.tree.map(lambda b, t: t.std() / b.std(), small, params)
-      >>> embed, head = ratios.embed.embedding, ratios.head.kernel
-      >>> round(float(embed.get_value()), 1), round(float(head.get_value()), 2)
-      (1.0, 0.25)
+      >>> def model(n):
+      ...     embed, head = jax.random.normal(jax.random.key(0), (2, 500, n)) / n**0.5
+      ...     return {"embed": embed, "head": head.T}
+      >>> axes = {"embed": "vocab: d", "head": "d -> vocab"}
+      >>> base, target = model(16), model(64)
+      >>> scales = optim.infer_scales(base, target, axes=axes)
+      >>> params = optim.rescale_init(target, scales)
+      >>> [round(float(params[k].std() / base[k].std()), 2) for k in params]
+      [1.0, 0.25]
     """
     _check_arguments(params, base)
     point = resolve(scales)
@@ -159,14 +149,13 @@ def _check_precision(
 
 def _made_elsewhere(scales: Scales, *, is_changed: bool) -> bool:
     """Whether the parameters have the sizes of their parametrization already."""
-    named = (path for path, scale in scales.items() if scale.origin == "axis names")
-    path = next(named, None)
-    if path is not None and not is_changed:
+    named = [path for path, scale in scales.items() if scale.origin == "axis names"]
+    if named and not is_changed:
         raise ValueError(
-            f"parameter {path!r} belongs to a model of mupax.zoo, which already "
+            f"parameter {named[0]!r} belongs to a model of mupax.zoo, which already "
             "has the initial sizes of its parametrization; leave rescale_init out"
         )
-    return path is not None
+    return bool(named)
 
 
 # --- the arrays of a tree ---
@@ -184,27 +173,23 @@ def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
         model = nnx.state(model, nnx.Param)
     arrays = float_leaves(model)
     pairing = Pairing(scales, arrays)
-    return {path: _twin(path, scale, arrays, pairing) for path, scale in scales.items()}
 
+    def twin(path: str, scale: ParamScale) -> Any:
+        """The parameter at this path, or its counterpart in another block."""
+        array = arrays.get(path)
+        if getattr(array, "shape", None) != scale.base_shape:
+            array = arrays.get(pairing.twin(path) or "")
+        is_same = getattr(array, "shape", None) == scale.base_shape
+        if not is_same or isinstance(array, jax.ShapeDtypeStruct):
+            raise ValueError(
+                f"the base has no initial values of {path!r}, of shape "
+                f"{scale.base_shape}; pass base=..., the model that infer_scales got "
+                "as base, or a function that builds it (for Linen and Haiku, "
+                "module.init(key, x))"
+            )
+        return array
 
-def _twin(
-    path: str, scale: ParamScale, arrays: Mapping[str, Any], pairing: Pairing
-) -> Any:
-    """The base's parameter at this path, or its counterpart in another block."""
-
-    def fits(path: str | None) -> bool:
-        array = None if path is None else arrays.get(path)
-        return array is not None and array.shape == scale.base_shape
-
-    twin = path if fits(path) else pairing.twin(path)
-    array = arrays[twin] if twin is not None and fits(twin) else None
-    if array is None or isinstance(array, jax.ShapeDtypeStruct):
-        raise ValueError(
-            f"the base has no initial values of {path!r}, of shape {scale.base_shape}; "
-            "pass base=..., the model that infer_scales got as base, or a function "
-            "that builds it (for Linen and Haiku, module.init(key, x))"
-        )
-    return array
+    return {path: twin(path, scale) for path, scale in scales.items()}
 
 
 def _multiply(
@@ -213,9 +198,7 @@ def _multiply(
     """Multiply leaves, each together with the offset that the model adds to it."""
 
     def multiply(path: str, leaf: Any) -> Any:
-        if path not in factors:
-            return leaf
-        if is_one(factors[path]):
+        if is_one(factors.get(path, 1)):
             return leaf
         offset = (offsets or {}).get(path, 0.0)
         out = (times(leaf + offset, factors[path]) - offset).astype(leaf.dtype)
@@ -237,10 +220,7 @@ _MARGIN = 0.02
 def _factor(
     scale: ParamScale, point: Parametrization, array: Any, base: Any, group: Any
 ) -> Any:
-    """The factor that gives a parameter the base's size times the rule's ratio.
-
-    `array` and `base` are its values in both models, `group` the factor of its group.
-    """
+    """What gives a parameter the base's size times the ratio of rule and group."""
     # The ratio of usual initializers, which draw a fused parameter as a whole.
     usual = multipliers(scale, named("sp")).init_std
     factors = []

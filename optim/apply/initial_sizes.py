@@ -11,7 +11,7 @@ import numpy as np
 
 from ..rules.multipliers import RECIPES, multipliers
 from ..rules.parametrizations import Parametrization
-from ..rules.roles import ParamScale, Role
+from ..rules.roles import Role
 from ..scales.paths import flatten, float_leaves
 from ..scales.table import ChainWarning, Scales
 
@@ -31,14 +31,11 @@ def is_rescaled(array: Any) -> bool:
 
 
 class Size(NamedTuple):
-    """Root mean square of an array's entries, and its relative standard error.
+    """The size of an array's entries."""
 
-    The error is at least that of Gaussian entries; 0 if all entries are equal.
-    """
-
-    rms: Any
-    error: Any
-    constant: Any  # whether all entries are equal
+    rms: Any  # their root mean square
+    error: Any  # its relative standard error, at least that of Gaussian entries
+    constant: Any  # whether all entries are equal, so that the error is 0
     count: Any  # of entries
 
 
@@ -93,11 +90,12 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
     kernels = {
         path: array
         for path, array in float_leaves(params).items()
-        if path in scales and _is_judged(scales[path], array)
+        if path in scales and scales[path].in_axes and _is_known(array)
     }
-    outputs = [
-        p for p in kernels if scales[p].role is Role.OUTPUT and not scales[p].segments
-    ]
+    # Readouts of the zoo are right.
+    readouts = [p for p in kernels if scales[p].role is Role.OUTPUT]
+    own = [p for p in readouts if scales[p].origin != "axis names"]
+    outputs = [p for p in own if not scales[p].segments]
     factors = {p: multipliers(scales[p], point).init_std for p in outputs}
     lowered = {p: f * scales[p].width_in ** 0.5 for p, f in factors.items()}
     outputs = [p for p in outputs if lowered[p] < 0.8 and not is_rescaled(kernels[p])]
@@ -165,8 +163,3 @@ def _is_known(array: Any) -> bool:
         and getattr(array, "is_fully_addressable", True)
         and array.size > 0
     )
-
-
-def _is_judged(scale: ParamScale, array: Any) -> bool:
-    """Whether a parameter is a kernel with known values, and not one of the zoo."""
-    return scale.origin != "axis names" and bool(scale.in_axes) and _is_known(array)

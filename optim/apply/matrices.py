@@ -148,49 +148,31 @@ def divide_by(norm: Callable[[jax.Array], jax.Array], scales: Scales) -> Transfo
 
 
 class KroneckerState(NamedTuple):
-    """State of SOAP and Shampoo: trees of the parameters' structure.
+    """State of SOAP and Shampoo: trees of the parameters' structure."""
 
-    Attributes:
-      steps: number of updates.
-      mu: averages of gradients, of the parameters' shapes.
-      left, right: averages of G Gᵀ and Gᵀ G of each block.
-      rows, columns: their inverse roots, or for SOAP their eigenvectors.
-      nu: for SOAP, averages of squares in the eigenbasis; () for Shampoo.
-    """
-
-    steps: jax.Array
-    mu: Any
-    left: Any
-    right: Any
-    rows: Any
-    columns: Any
-    nu: Any = ()
+    steps: jax.Array  # number of updates
+    mu: Any  # averages of gradients, of the parameters' shapes
+    left: Any  # averages of G Gᵀ of each block
+    right: Any  # averages of Gᵀ G
+    rows: Any  # inverse roots of `left`, or for SOAP its eigenvectors
+    columns: Any  # those of `right`
+    nu: Any = ()  # for SOAP, averages of squares in the eigenbasis
 
 
 def scale_by_kronecker(
     scales: Scales,
+    eps: float,
+    frequency: int,
+    block_size: int | None,
+    mu_dtype: Any,
     *,
     b1: Any,
     b2: Any = None,
     shampoo_beta: Any,
-    eps: float,
-    frequency: int,
-    block_size: int | None,
-    mu_dtype: Any = None,
 ) -> Transform:
-    """Precondition each block of a matrix from both sides.
+    """Precondition each block of a matrix from both sides, for `soap` and `shampoo`.
 
-    Args:
-      scales: of the matrices.
-      b1: memory of the average of gradients.
-      b2: memory of the squares of SOAP, Adam in the eigenbasis; None for Shampoo,
-        L^-¼ M R^-¼.
-      shampoo_beta: memory of G Gᵀ and Gᵀ G.
-      eps: relative to the largest root of an average of squares in a block, or under
-        Shampoo to the spectral norm of L and R.
-      frequency: steps between two decompositions.
-      block_size: largest size of a block; None for whole matrices.
-      mu_dtype: of the average of gradients.
+    The arguments are theirs. Without `b2` it is Shampoo.
     """
     soap = b2 is not None
 
@@ -218,17 +200,15 @@ def scale_by_kronecker(
 
             return map_with_paths(zero, params)
 
-        def identities(squares: Any) -> Any:
-            return jax.tree.map(
-                lambda x: x + jnp.eye(x.shape[1], dtype=x.dtype)[None], squares
-            )
+        def identity(x: jax.Array) -> jax.Array:
+            return x + jnp.eye(x.shape[1], dtype=x.dtype)[None]
 
         squares = [zeros(part) for part in (_left, _right)]
         return KroneckerState(
             jnp.zeros([], jnp.int32),
             optax.tree.zeros_like(params, dtype=mu_dtype),
-            *(*squares, *map(identities, squares)),
-            *((zeros(lambda x: x),) if soap else ()),
+            *(*squares, *(jax.tree.map(identity, each) for each in squares)),
+            zeros(lambda x: x) if soap else (),
         )
 
     def update(updates: Any, state: KroneckerState, params: Any = None) -> Any:
@@ -325,11 +305,7 @@ def _roots(square: jax.Array, _: jax.Array, eps: Any) -> jax.Array:
 
 
 def keep_norms(scales: Scales) -> Transform:
-    """Multiply updates by the norm of their weight, which keeps it.
-
-    A matrix that starts at zero grows by these updates to the norm that it would have
-    with entries of size fan_in^-½ at the base, and keeps that.
-    """
+    """Multiply updates by the norm of their weight, which keeps it; see `adam_h`."""
     point = resolve(scales)
 
     def radius(path: str, weight: jax.Array) -> jax.Array:

@@ -1,8 +1,6 @@
 """Optimizers of hidden matrices, beside a partner for all other parameters.
 
-A learning rate, scales and hyperparameters are as in `optimizers.py`: those of the base
-model. The scales say which parameters are hidden matrices, and their axes. Embeddings,
-readouts and vectors are trained by the partner.
+Hyperparameters are those of the base model, as in `optimizers.py`.
 """
 
 import functools
@@ -15,9 +13,8 @@ import optax
 from ..rules.multipliers import Family, family_of, is_hidden_matrix
 from ..scales.paths import map_with_paths
 from ..scales.table import Scales
-from .build import Decay, Optimizer, Transform, adam_moments, build
+from .build import Decay, Mask, Optimizer, Transform, adam_moments, build
 from .hyperparameters import checked
-from .masks import Mask
 from .matrices import (
     Maker,
     divide_by,
@@ -39,17 +36,15 @@ def _beside(
     name: str,
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
+    per_head: bool,
     precondition: Maker,
     others: Maker,
     decay: Decay | None = None,
-    *,
-    per_head: bool,
     **options: Any,
 ) -> Optimizer:
-    """Build an optimizer of hidden matrices, beside a partner for the rest.
+    """Build an optimizer of hidden matrices, beside a partner for all others.
 
-    `precondition` and `others` return `precondition` of `build` and the partner, for
-    the scales of segments and heads; `options` are those of `build`.
+    `precondition` and `others` make the argument of `build` and the partner.
     """
     if per_head and not any(s.head_shape for w in scales.values() for s in w.parts):
         raise ValueError(
@@ -65,11 +60,10 @@ def _beside(
                 f"no parameter is a hidden matrix, which {name} needs; use "
                 "optim.adamw, or make scales from a base that differs in width"
             )
-        last = keep_norms(scales) if family_of(name) is Family.SPHERE else None
+        if family_of(name) is Family.SPHERE:
+            options["last"] = keep_norms(scales)
         first = precondition(scales)
-        own = build(
-            name, scales, first, learning_rate, decay=decay, last=last, **options
-        )
+        own = build(name, scales, first, learning_rate, decay=decay, **options)
 
         def label(path: str, _: Any) -> str:
             return "matrices" if path in matrices else "partner"
@@ -81,20 +75,16 @@ def _beside(
 
 
 def _partner(partner: Partner, learning_rate: Any, **options: Any) -> Maker:
-    """A function that builds the optimizer of all parameters but hidden matrices.
-
-    `options` are those of AdamW.
-    """
+    """What builds the optimizer of all other parameters; `options` are of AdamW."""
+    options = {"weight_decay": 0.0, **options}
     if partner is None:
-        return functools.partial(
-            adamw, learning_rate, **{"weight_decay": 0.0, **options}
-        )
+        return functools.partial(adamw, learning_rate, **options)
     if not callable(partner):
         raise ValueError(
             f"partner={partner!r} must be a function of a learning rate and scales "
             "that builds an optimizer, e.g. partner=optim.lion"
         )
-    decay = options.get("weight_decay", 0.0)
+    decay = options["weight_decay"]
     known = not isinstance(decay, jax.core.Tracer)
     if known and (callable(decay) or decay != 0):
         raise ValueError(
@@ -136,11 +126,6 @@ def muon(
     If base and target have the same widths, only matrices in residual branches count as
     hidden; pass `delta` to `infer_scales` to find the rest.
 
-    Over batch size and training length, Muon's learning rate follows the square-root
-    rule, and its beta and decay follow Adam's. This is our extension: measured optima
-    agree with the square root (e.g. Sato et al. 2025, arXiv:2507.01598, on the critical
-    batch size), but no SDE of Muon is published, and no rule for beta.
-
     Args:
       learning_rate: that of the base model, a number or a schedule.
       scales: from `infer_scales` or `mupax.zoo.scales`.
@@ -148,10 +133,9 @@ def muon(
         all weights that sum over inputs, of Muon and of Adam.
       partner: what trains all other parameters, a function of a learning rate and
         scales, e.g. `optim.lion`, or for a transform of your own `functools.partial(
-        optim.build_optimizer, precondition=optax.scale_by_rms(), family="adam")`. By
-        default AdamW, of which alone the arguments `adam_...` are, but for the learning
-        rate. Under `optax.inject_hyperparams`, which calls functions as schedules, name
-        it in `static_args`.
+        optim.build_optimizer, precondition=optax.scale_by_rms(), family="adam")`; by
+        default AdamW, whose arguments are `adam_...`. Under `optax.inject_hyperparams`,
+        which calls functions as schedules, name it in `static_args`.
       per_head: orthogonalize each head of attention by itself. `infer_scales` reads
         heads from the program, or from an axis that is declared as `heads`. In an axis
         of heads and their entries, one head follows the other.
@@ -178,30 +162,27 @@ def muon(
 
     # Trees and functions are those of the matrices alone.
     shared = weight_decay_mask if isinstance(weight_decay_mask, str) else None
+    others = _partner(
+        partner,
+        learning_rate if adam_learning_rate is None else adam_learning_rate,
+        b1=adam_b1,
+        b2=adam_b2,
+        eps=eps,
+        eps_root=adam_eps_root,
+        mu_dtype=mu_dtype,
+        weight_decay=adam_weight_decay,
+        mask=shared,
+        nesterov=nesterov,
+    )
+    own = orthogonalize(
+        *("muon", ns_coeffs, ns_steps, beta, eps, mu_dtype),
+        consistent_rms=consistent_rms,
+        nesterov=nesterov,
+        preconditioning=preconditioning,
+    )
     return _beside(
-        "muon",
-        learning_rate,
-        scales,
-        orthogonalize(
-            *("muon", ns_coeffs, ns_steps, beta, eps, mu_dtype),
-            consistent_rms=consistent_rms,
-            nesterov=nesterov,
-            preconditioning=preconditioning,
-        ),
-        _partner(
-            partner,
-            learning_rate if adam_learning_rate is None else adam_learning_rate,
-            weight_decay=adam_weight_decay,
-            mask=shared,
-            b1=adam_b1,
-            b2=adam_b2,
-            eps=eps,
-            eps_root=adam_eps_root,
-            mu_dtype=mu_dtype,
-            nesterov=nesterov,
-        ),
-        (weight_decay, weight_decay_mask),
-        per_head=per_head,
+        *("muon", learning_rate, scales, per_head, own, others),
+        decay=(weight_decay, weight_decay_mask),
         consistent_rms=consistent_rms,
     )
 
@@ -226,14 +207,12 @@ def soap(
     """SOAP with spectral normalization, for hidden matrices: Adam in Shampoo's basis.
 
     Each update is divided by its spectral norm (from twelve power iterations), and
-    multiplied by Optax's shape factor of Muon, (fan_out/fan_in)^½ where above one. So
-    its learning rate has the size of Muon's, and transfers by the same rule. The first
-    gradient only gives the basis, and moves no matrix. Each change of the basis is one
-    step of orthogonal iteration, and is not distributed over devices.
+    multiplied by Optax's shape factor of Muon. So its learning rate has the size of
+    Muon's. The first gradient only gives the basis, and moves no matrix. Each change of
+    the basis is one step of orthogonal iteration, and is not distributed over devices.
 
     Args:
-      learning_rate, scales, partner, per_head: as in `muon`; AdamW has
-        its own betas and eps here, and no weight decay.
+      learning_rate, scales, partner, per_head: as in `muon`, without AdamW's arguments.
       b1, b2: as in Adam, those of the base model.
       eps: as in Adam, relative to the largest root of an average of squares. Where
         gradients have a low rank, most directions hold only rounding, which Adam's eps
@@ -261,22 +240,11 @@ def soap(
       >>> tx.update(params, state, params)[0]["w"][0, 0].round(3)
       Array(-0.1, dtype=float32)
     """
-    return _beside(
-        "soap",
-        learning_rate,
-        scales,
-        _normalized(
-            "soap",
-            {"b1": b1, "b2": b2, "shampoo_beta": shampoo_beta},
-            eps=eps,
-            frequency=precondition_frequency,
-            block_size=block_size,
-            mu_dtype=mu_dtype,
-        ),
-        _partner(partner, learning_rate),
-        (weight_decay, mask),
-        per_head=per_head,
-    )
+    betas = {"b1": b1, "b2": b2, "shampoo_beta": shampoo_beta}
+    blocks = precondition_frequency, block_size
+    own = _normalized("soap", betas, eps, *blocks, mu_dtype)
+    others, decay = _partner(partner, learning_rate), (weight_decay, mask)
+    return _beside("soap", learning_rate, scales, per_head, own, others, decay)
 
 
 @checked
@@ -315,31 +283,20 @@ def shampoo(
       >>> tx.update(params, tx.init(params), params)[0]["w"][0, 0].round(3)
       Array(-0.1, dtype=float32)
     """
-    return _beside(
-        "shampoo",
-        learning_rate,
-        scales,
-        _normalized(
-            "shampoo",
-            {"b1": b1, "shampoo_beta": shampoo_beta},
-            eps=eps,
-            frequency=precondition_frequency,
-            block_size=block_size,
-            mu_dtype=mu_dtype,
-        ),
-        _partner(partner, learning_rate),
-        (weight_decay, mask),
-        per_head=per_head,
-    )
+    betas = {"b1": b1, "shampoo_beta": shampoo_beta}
+    blocks = precondition_frequency, block_size
+    own = _normalized("shampoo", betas, eps, *blocks, mu_dtype)
+    others, decay = _partner(partner, learning_rate), (weight_decay, mask)
+    return _beside("shampoo", learning_rate, scales, per_head, own, others, decay)
 
 
-def _normalized(name: str, betas: Mapping[str, Any], **options: Any) -> Maker:
+def _normalized(name: str, betas: Mapping[str, Any], *options: Any) -> Maker:
     """SOAP or Shampoo with spectral normalization; see `scale_by_kronecker`."""
 
     def precondition(scales: Scales) -> Transform:
         memories = {key: scales.training.beta(beta) for key, beta in betas.items()}
         return optax.chain(
-            scale_by_kronecker(scales, **memories, **options),
+            scale_by_kronecker(scales, *options, **memories),
             divide_by(spectral_norm, scales),
             scale_by_shape(name, scales),
         )
@@ -391,21 +348,22 @@ def scion(
     """
 
     options = ns_coeffs, ns_steps, b1, eps, mu_dtype
+    own = orthogonalize("scion", *options, nesterov=False)
     memory = scales.training.beta(b1)
     signs = optax.chain(
         optax.ema(memory, debias=False, accumulator_dtype=mu_dtype),
         optax.scale_by_sign(),
     )
-    sign = functools.partial(build_optimizer, precondition=signs, family="adam")
-    return _beside(
-        "scion",
+    decay = weight_decay, mask
+    others = functools.partial(
+        build_optimizer,
         learning_rate,
-        scales,
-        orthogonalize("scion", *options, nesterov=False),
-        functools.partial(sign, learning_rate, weight_decay=weight_decay, mask=mask),
-        (weight_decay, mask),
-        per_head=per_head,
+        precondition=signs,
+        family="adam",
+        weight_decay=weight_decay,
+        mask=mask,
     )
+    return _beside("scion", learning_rate, scales, per_head, own, others, decay)
 
 
 @checked
@@ -429,10 +387,6 @@ def adam_h(
     steps of η R until it has the norm R of entries of size fan_in^-½ at the base, and
     the parametrization's ratio of initial sizes; this is our extension.
 
-    Wen et al. report that learning rates transfer better than with weight decay; Ren et
-    al. (arXiv:2603.28743) show that depth still needs a rule. Here the angle follows Δ
-    over the weight's size; `docs/rules.md` derives it.
-
     Args:
       learning_rate: angle of a step at the base model, in radians: a number or a
         schedule.
@@ -443,7 +397,7 @@ def adam_h(
     Raises:
       ValueError: as `muon`.
 
-    Source: Wen et al. 2026 (arXiv:2606.16899).
+    Source: Wen et al. 2026 (arXiv:2606.16899); Ren et al. (arXiv:2603.28743) for depth.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -457,18 +411,13 @@ def adam_h(
       Array(4., dtype=float32)
     """
 
-    def precondition(scales: Scales) -> Transform:
+    def own(scales: Scales) -> Transform:
         moments = adam_moments(scales, b1, b2, eps, eps_root, mu_dtype)
         return optax.chain(moments, divide_by(frobenius_norm, scales))
 
-    return _beside(
-        "adam_h",
-        learning_rate,
-        scales,
-        precondition,
-        _partner(partner, learning_rate, b1=b1, b2=b2, eps=eps, mu_dtype=mu_dtype),
-        per_head=per_head,
-    )
+    moments = {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype}
+    others = _partner(partner, learning_rate, **moments)
+    return _beside("adam_h", learning_rate, scales, per_head, own, others)
 
 
 @checked
@@ -512,11 +461,6 @@ def muon_h(
     """
 
     options = ns_coeffs, ns_steps, beta, eps, mu_dtype
-    return _beside(
-        "muon_h",
-        learning_rate,
-        scales,
-        orthogonalize("muon_h", *options, nesterov=nesterov),
-        _partner(partner, learning_rate),
-        per_head=per_head,
-    )
+    own = orthogonalize("muon_h", *options, nesterov=nesterov)
+    others = _partner(partner, learning_rate)
+    return _beside("muon_h", learning_rate, scales, per_head, own, others)

@@ -3,16 +3,8 @@
 Every optimizer takes the learning rate and the scales, then the arguments of the Optax
 optimizer of the same name, if there is one, which it equals bit for bit at base size.
 All hyperparameters are those of the base model; a learning rate or weight decay may be
-a schedule. Masks of weight decay are those of Optax, or "matrices"; see `adamw`.
-
-LAMB, Adafactor, Muon and all others whose update of an entry depends on the other
-entries of its array see each segment of a fused kernel as a parameter.
-
-With another batch size or training length (`Scales.for_training`), learning rates,
-betas, eps and weight decay follow `TrainingScale`. SGD's momentum is never changed.
-
-Source: the multipliers of `optim.multipliers`; Tensor Programs V, Table 3, and Tensor
-Programs VI, Definition 6.1 and Table 1.
+a schedule. With another batch size or training length (`Scales.for_training`), they
+follow `TrainingScale`, but for SGD's momentum.
 """
 
 from typing import Any
@@ -22,9 +14,8 @@ import optax
 
 from ..rules.multipliers import family_of, multipliers
 from ..scales.table import Scales
-from .build import Optimizer, Transform, adam_moments, add_decay, build
+from .build import Mask, Optimizer, Transform, adam_moments, add_decay, build
 from .hyperparameters import checked
-from .masks import Mask
 from .segments import by_segment
 from .transforms import resolve
 
@@ -339,9 +330,7 @@ def adafactor(
         memory = scales.training.beta(momentum)
         average = optax.ema(memory, debias=False, accumulator_dtype=dtype_momentum)
 
-    decay = None
-    if weight_decay_rate is not None:
-        decay = weight_decay_rate, weight_decay_mask
+    decay = weight_decay_rate, weight_decay_mask
 
     def of_segments(scales: Scales) -> Transform:
         return build(
@@ -350,7 +339,7 @@ def adafactor(
             optax.chain(*parts),
             optax.scale(-1),
             average=average,
-            decay=decay,
+            decay=None if weight_decay_rate is None else decay,
             rule="adafactor" if multiply_by_parameter_scale else "adam",
         )
 

@@ -26,20 +26,20 @@ def by_segment(
 ) -> optax.GradientTransformationExtraArgs:
     """Build an optimizer that sees a tuple of segments in place of a fused parameter.
 
-    Its state has the segments' shapes. Without segments and heads it is `make(scales)`.
-    With `per_head` kernels get an axis that counts their heads.
+    Its state has the segments' shapes. With `per_head` kernels get an axis that counts
+    their heads.
     """
     if not per_head and not any(scale.segments for scale in scales.values()):
         return optax.with_extra_args_support(make(scales))
     whole = _apart(scales)
-    heads = {path: s.by_head() for path, s in whole.items() if per_head}
+    heads = {p: s.by_head() for p, s in whole.items() if per_head and s.head_shape}
     inner = optax.with_extra_args_support(
         make(whole.replaced(scales={**whole, **heads}))
     )
 
     def split(tree: Any) -> Any:
         def shaped(path: str, leaf: Any) -> Any:
-            if path not in heads or not whole[path].head_shape:
+            if path not in heads:
                 return leaf
             at_base = mode() is Mode.BASE
             return leaf.reshape(whole[path].with_heads(leaf.shape, at_base=at_base))
@@ -81,17 +81,10 @@ def _split(tree: Any, scales: Scales) -> Any:
             return (leaf,) * len(scale.segments)
         return tuple(place.of(leaf) for place in _places(scale, leaf))
 
-    return map_with_paths(split, _plain(tree, scales))
-
-
-def _plain(tree: Any, scales: Scales) -> Any:
-    """An NNX state as nested dictionaries, which hold tuples; other trees unchanged.
-
-    None stands in place of parameters that a filter left out.
-    """
-    if not has_base(tree, "State"):
-        return tree
-    return nested(dict.fromkeys(scales) | dict(flatten(tree)))
+    if has_base(tree, "State"):
+        # An NNX state holds no tuples; None stands for what a filter left out.
+        tree = nested(dict.fromkeys(scales) | dict(flatten(tree)))
+    return map_with_paths(split, tree)
 
 
 def _joined(like: Any, tree: Any, scales: Scales) -> Any:

@@ -8,11 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..rules.multipliers import (
-    family_of,
-    is_one,
-    multipliers,
-)
+from ..rules.multipliers import family_of, is_one, multipliers
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import Role
 from ..scales.paths import map_with_paths
@@ -75,15 +71,10 @@ def scale_by_parametrization(
 def scale_updates(
     optimizer: str, scales: Scales, **options: Any
 ) -> optax.GradientTransformation:
-    """Multiply updates by factors of the learning rate; see above for its warnings.
-
-    `optimizer` is a name or a family; `options` are those of `multipliers`.
-    """
+    """`scale_by_parametrization` for `multipliers` of an optimizer and its options."""
     point, family = resolve(scales), family_of(optimizer)
-    rates = {
-        path: multipliers(scale, point, optimizer, **options).learning_rate
-        for path, scale in scales.items()
-    }
+    rules = {p: multipliers(s, point, optimizer, **options) for p, s in scales.items()}
+    rates = {path: rule.learning_rate for path, rule in rules.items()}
     groups = {path: module.update(family) for path, module in scales.modules.items()}
     scaling = multiply_leaves(Kind.SCALING, rates, scales, groups)
     missing = missing_multipliers(scales)
@@ -109,8 +100,7 @@ def normalize_gradients(scales: Scales) -> optax.GradientTransformation:
     """Divide each gradient by its size relative to the base model's.
 
     Put it before an Adam-like transform. It keeps the size of the gradient relative to
-    eps the same at every width and depth: the factor n^d L^δ before Q_t in Tensor
-    Programs VI, Definition 6.1. Multiplying eps by the gradient's size is equivalent.
+    eps the same at every width and depth, as multiplying eps by that size would.
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`, with their parametrization.
@@ -118,7 +108,7 @@ def normalize_gradients(scales: Scales) -> optax.GradientTransformation:
     Raises:
       ValueError: as `scale_by_parametrization`.
 
-    Source: Tensor Programs VI, Definition 6.1.
+    Source: Tensor Programs VI, Definition 6.1, the factor n^d L^δ before Q_t.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -147,17 +137,10 @@ def refuse_decay(scales: Scales, optimizer: str) -> None:
 
 
 def multiply_leaves(
-    kind: Kind,
-    factors: Mapping[str, Any],
-    scales: Scales,
-    groups: Mapping[str, Any],
+    kind: Kind, factors: Mapping[str, Any], scales: Scales, groups: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """Multiply updates by the factors of their paths.
-
-    Raises:
-      ValueError: from `init` and `update`, a leaf has no scale, or another shape.
-    """
-    acting = Acting(kind, scales, dict(factors), groups)
+    """Multiply updates, all of which need a scale, by the factors of their paths."""
+    acting = Acting(kind, scales, factors, groups)
 
     def init(params: optax.Params) -> optax.EmptyState:
         scales.check_params(params)
@@ -205,12 +188,7 @@ applied: set[tuple[tuple[str, tuple[float, ...]], ...]] = set()
 
 
 def missing_multipliers(scales: Scales) -> str | None:
-    """What the caller has to do, if the gauge has forward multipliers.
-
-    None if it has none, or if the model multiplies its weights itself.
-
-    Source: Yaida 2022, eq. 2.8 (gauge).
-    """
+    """What the caller has to do about forward multipliers that the model lacks."""
     point, every = resolve(scales), dict(forward_multipliers(scales))
     factors = {p: max(f) for p, f in every.items() if any(x != 1 for x in f)}
     if scales.multiplied or not factors:
@@ -231,10 +209,8 @@ def missing_multipliers(scales: Scales) -> str | None:
 def resolve(scales: Scales) -> Parametrization:
     """The parametrization that scales carry; "mup" if they carry none and depth stays.
 
-    Raises:
-      ValueError: `scales` is not a `Scales`; depth changes and none is named, because
-        the model's branch multiplier decides which one is right; or the depth rule does
-        not apply to the model.
+    Raises a `ValueError` if depth changes and none is named, because the model's branch
+    multiplier decides which one is right; or if its depth rule does not apply.
     """
     check_scales(scales)
     point = scales.parametrization

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from ..reading.axes import Axes, Event, Use
@@ -24,25 +25,14 @@ _Place = tuple[int, ...]  # of an equation in the program, and the number of its
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One value of the forward pass that is recorded.
+    """One value of the forward pass that is recorded."""
 
-    Attributes:
-      line: the line of the user's code that computes it, e.g. "model.py:31".
-      param: path of the parameter that makes it, or in which its branch ends; "" for
-        outputs of the model.
-      branch: name of the residual branch that it is inside of, or that was added to
-        the stream; "" outside of branches.
-      multiplier: the number that multiplies this branch in the program.
-      size: number of entries of the value.
-      stacked: whether it stands for all layers of a scan.
-    """
-
-    line: str
-    param: str = ""
-    branch: str = ""
-    multiplier: float = 1.0
-    size: int = 0
-    stacked: bool = False
+    line: str  # of the user's code that computes it, e.g. "model.py:31"
+    param: str = ""  # path of what makes it, or ends its branch; "" for outputs
+    branch: str = ""  # that it is inside of, or that was added to the stream
+    multiplier: float = 1.0  # of this branch in the program
+    size: int = 0  # number of entries
+    stacked: bool = False  # whether it stands for all layers of a scan
 
 
 class Recording:
@@ -111,17 +101,13 @@ class Recording:
         return found
 
     def _layers_first(self, node: Node, value: jax.Array) -> jax.Array:
-        first = [
-            axis for axis, is_over in enumerate(self._over_layers(node)) if is_over
-        ]
+        first = np.flatnonzero(self._over_layers(node)).tolist()
         value = jnp.moveaxis(value, first, range(len(first)))
         return value.reshape(-1, *value.shape[len(first) :])
 
     def _add(self, name: str, node: Node, layer: Layer) -> None:
-        unique, times = name, 1
-        while unique in self.layers:
-            times += 1
-            unique = f"{name}#{times}"
+        before = sum(n.partition("#")[0] == name for n in self.layers)
+        unique = f"{name}#{before + 1}" if before else name
         stacked = any(self._over_layers(node))
         size = math.prod(node.shape)
         self.layers[unique] = dataclasses.replace(layer, size=size, stacked=stacked)

@@ -1,8 +1,7 @@
 """Check that an optimizer's updates have the right size, by running it.
 
-The transformation runs on known gradients, twice: on a small base with all multipliers
-of this package off, and at target sizes with them on. The rules give the sizes of
-gradients, weights and updates at the target relative to the base.
+It runs on known gradients twice: on a small base with all multipliers of this package
+off, and at target sizes with them on.
 """
 
 import contextlib
@@ -47,8 +46,6 @@ class ChainCheck:
         it is zero, or cannot be measured.
       hints: what may be wrong, a sentence for each kind of mistake.
 
-    Source: docs/chains.md.
-
     Examples:
       >>> ChainCheck({"w": 0.25})
       1 of 1 parameters have updates of the right size
@@ -59,8 +56,8 @@ class ChainCheck:
 
     def __repr__(self) -> str:
         known = [factor for factor in self.factors.values() if factor is not None]
-        line = f"{len(known)} of {len(self.factors)} parameters have updates of the "
-        line += "right size"
+        count = f"{len(known)} of {len(self.factors)}"
+        line = f"{count} parameters have updates of the right size"
         if len(known) < len(self.factors):
             line += "; the others were not updated, or could not be measured"
         return "\n".join([line, *(f"hint: {hint}" for hint in self.hints)])
@@ -70,9 +67,8 @@ def check_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
     """Run an optimizer on known gradients and compare each update with the rules.
 
     `docs/chains.md` lists what it finds, and what two updates do not show. Multipliers
-    that are written by hand count as one learning rate per layer, the same at base and
-    target; a chain with nothing else fails the check. Of a fused parameter, the segment
-    that grows most is judged.
+    that are written by hand count as one learning rate per layer. Of a fused parameter,
+    the segment that grows most is judged.
 
     Args:
       tx: an `optax.GradientTransformation`, or any object with its `init` and `update`.
@@ -88,8 +84,7 @@ def check_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
       ValueError: an update is wrong (the message has the path, what was measured, and
         what to do), or `tx` cannot be run.
 
-    Source: Tensor Programs VI, Definition 6.1; docs/rules.md tabulates the sizes of
-    update, gradient and weight.
+    Source: Tensor Programs VI, Definition 6.1; docs/rules.md.
 
     Examples:
       >>> import jax.numpy as jnp, optax
@@ -122,10 +117,8 @@ scale_by_parametrization after the transform that makes the update
         for path, scale in held.items()
     }
     leaves = {
-        path: Leaf(*pair, rule.gradient, rule.init_std if point.scaled else 1.0)
-        for (path, pair), rule in zip(
-            probe_shapes(shapes).items(), rules.values(), strict=True
-        )
+        p: Leaf(*pair, rules[p].gradient, rules[p].init_std if point.scaled else 1.0)
+        for p, pair in probe_shapes(shapes).items()
     }
     shifts = {path: shift(scale, point) for path, scale in held.items()}
     try:

@@ -1,9 +1,10 @@
 """`coord_check`: check that activations change by the same amount at every size."""
 
 import dataclasses
+import functools
 import math
 import numbers
-import re
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -14,12 +15,12 @@ import optax
 
 from ..apply.transforms import resolve
 from ..reading.leaves import is_nnx
+from ..reading.lists import NUMBER, read_lists
 from ..rules.multipliers import carried
 from ..scales.paths import flatten
 from ..scales.patterns import Pattern
 from .activations import STREAM, Layer, Recording
-from .coord_hints import Facts
-from .coord_verdict import CoordCheck
+from .coord_verdict import CoordCheck, Facts
 from .probing import acting
 
 Optimizer: TypeAlias = (
@@ -47,10 +48,9 @@ def coord_check(
 
     Under a correct parametrization the activations of every layer change by the same
     amount at every width and depth: the slope of log |Δ activation| against log size is
-    zero. Layers of a stack are compared at the same relative depth.
-
-    Activations are read from the program of `loss`: the product of each parameter, the
-    residual stream after each branch, and the outputs, with their lines of code.
+    zero. They are read from the program of `loss`: the product of each parameter, the
+    residual stream after each branch, and the outputs, with their lines of code. Layers
+    of a stack are compared at the same relative depth.
 
     Args:
       build: `build(key, width=...)`, `build(key, depth=...)` or both, as swept. Returns
@@ -58,10 +58,10 @@ def coord_check(
         variables, Haiku parameters, any pytree.
       optimizer: an `optax.GradientTransformation`, or a function
         `optimizer(model, width=...)` that returns one for a model of that size.
-      loss: `loss(model, batch)`. If it returns the model's outputs (logits), the check
-        minimizes a loss that is linear in them, with fixed random coefficients, so that
-        its gradient does not depend on their initial size. If it returns a scalar, that
-        is the loss. None calls `model(batch)`, or `model(batch[0])` for a tuple.
+      loss: `loss(model, batch)`, the model's outputs (logits), of which the check
+        minimizes a fixed random linear function, whose gradient does not depend on
+        their initial size; or a scalar, which it minimizes. None calls `model(batch)`,
+        or `model(batch[0])` for a tuple.
       batch: the training batch, a pytree of arrays, the same at each step.
       widths, depths: the sizes to sweep, each at the first of the other.
       steps: number of training steps.
@@ -108,10 +108,8 @@ def coord_check(
         raise ValueError(
             "batch is missing; pass the batch that loss(model, batch) takes"
         )
-    Pattern("layers", layers)  # checks it
+    wanted = None if layers is None else Pattern("layers", layers)
     keys = jnp.stack([jax.random.key(i) for i in range(seeds)])
-    wanted = None if layers is None else re.compile(layers)
-
     sizes: dict[str, tuple[int, ...]] = {}
     changes: dict[str, dict[str, np.ndarray]] = {}
     facts: dict[str, Facts] = {}
@@ -159,16 +157,12 @@ def _sweeps(
 class _Run:
     """Train a model of one size, and measure its activations after each step.
 
-    Attributes, filled in while the run is traced, and `result` and `drawn` after it:
-      layers: what the program says of each layer, with the multiplier that a branch's
-        parameters carry.
-      shapes: shapes of the parameters, by path.
-      carried: by path, the multiplier of the model that the optimizer's scales put into
-        a parameter; None if it applies no scales.
-      returned: shapes of the model's outputs; None if `loss` returns a scalar.
-      result: for each seed, by layer, the rms of its initial values and that of its
-        change after each step, (1 + steps, layers), with one layer outside of scans.
-      drawn: for each seed, the rms of the initial entries of each parameter.
+    Tracing it fills in `layers` (with the multiplier that a branch's parameters carry),
+    `shapes` of the parameters, `carried` (by path, the multiplier of the model that the
+    optimizer's scales put into a parameter; None without scales) and `returned` (shapes
+    of the outputs; None for a scalar). After it, `result` has by layer the rms of its
+    initial values and of its change after each step, (seeds, 1 + steps, layers of a
+    scan), and `drawn` the rms of each parameter's initial entries, for each seed.
     """
 
     build: Callable[..., Any]
@@ -301,13 +295,12 @@ _Opened: TypeAlias = tuple[str, tuple[int, ...]]  # a name with "*", and its num
 
 
 def _compare(
-    runs: list[_Run], axis: str, wanted: re.Pattern[str] | None
+    runs: list[_Run], axis: str, wanted: Pattern | None
 ) -> dict[str, tuple[np.ndarray, tuple[Layer, ...]]]:
     """Match the layers of all sizes by name, and by relative depth in a stack.
 
-    Returns:
-      By layer, the initial rms and its changes, (sizes, 1 + steps, seeds), and what the
-      program of each size says.
+    Returns by layer the initial rms and its changes, (sizes, 1 + steps, seeds), and
+    what the program of each size says.
     """
     opened = _opening(runs) if axis == "depth" else lambda name: (name, ())
     each = [_by_depth(run, opened, wanted) for run in runs]
@@ -326,7 +319,7 @@ def _compare(
                 rows[label] = values, tuple(found[label][1] for found in each)
     if not rows and wanted is not None:
         raise ValueError(
-            f"no layer that matches layers={wanted.pattern!r} changes in training"
+            f"no layer that matches layers={wanted.expression!r} changes in training"
         )
     if not rows:
         raise ValueError("no activation changed; is the learning rate zero?")
@@ -334,7 +327,7 @@ def _compare(
 
 
 def _by_depth(
-    run: _Run, opened: Callable[[str], _Opened], wanted: re.Pattern[str] | None
+    run: _Run, opened: Callable[[str], _Opened], wanted: Pattern | None
 ) -> dict[str, tuple[np.ndarray, Layer]]:
     """Values of each layer, (seeds, 1 + steps); in stacks, at each relative depth.
 
@@ -344,7 +337,7 @@ def _by_depth(
     stacks: dict[str, dict[tuple[int, ...], tuple[np.ndarray, Layer]]] = {}
     for name, layer in run.layers.items():
         pattern, number = opened(name)
-        if name not in run.result or (wanted and not wanted.search(pattern)):
+        if name not in run.result or (wanted and not wanted.matches(pattern)):
             continue
         values = run.result[name]
         layer = dataclasses.replace(layer, branch=opened(layer.branch)[0])
@@ -364,29 +357,19 @@ def _by_depth(
 
 
 def _opening(runs: list[_Run]) -> Callable[[str], _Opened]:
-    """A function that puts "*" for the number of a block in a list.
-
-    Blocks of a list have paths that differ by a number; their count differs by size.
-    """
-    counts: dict[str, list[int]] = {}
-    for i, run in enumerate(runs):
-        for name in run.layers:
-            for pattern, _ in _patterns(name):
-                counts.setdefault(pattern, [0] * len(runs))[i] += 1
+    """A function that puts "*" for the number of a block in a list that grows."""
+    lists = [read_lists(run.layers) for run in runs]
+    heads = {head for each in lists for head in each}
+    grows = {h for h in heads if len({len(each.get(h, ())) for each in lists}) > 1}
 
     def opened(name: str) -> _Opened:
-        grows = (p for p in _patterns(name) if len(set(counts.get(p[0], ()))) > 1)
-        return next(grows, (name, ()))
+        for number in NUMBER.finditer(name):
+            head, tail = name[: number.start()], name[number.end() :]
+            if head in grows:
+                return f"{head}*{tail}", (int(number.group()),)
+        return name, ()
 
     return opened
-
-
-def _patterns(name: str) -> list[_Opened]:
-    """For each number in a name: (the name with "*" in its place, the number)."""
-    return [
-        (f"{name[: m.start()]}*{name[m.end() :]}", (int(m.group()),))
-        for m in re.finditer(r"\d+", name)
-    ]
 
 
 # --- the user's functions ---
@@ -443,8 +426,7 @@ def _split(
 ) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
     """(trained parameters, other arrays, a function that builds the model from both)
 
-    `fixed` are arrays that a model of no known library may hold and that are not
-    trained.
+    `fixed` are arrays of a model of no known library that are not trained.
     """
     if is_nnx(model):
         from flax import nnx
@@ -465,16 +447,13 @@ def _split(
         return jax.tree.map(lambda x: jnp.asarray(x) if wanted(x) else None, model)
 
     def assemble(params: Any, rest: Any) -> Any:
-        def first(x: Any, *more: Any) -> Any:
-            return next((y for y in more if y is not None), x)
+        def last(*each: Any) -> Any:
+            return next((x for x in each[::-1] if x is not None), None)
 
         # A None, e.g. the bias of a layer without one, is a leaf here.
-        return jax.tree.map(first, model, params, rest, is_leaf=_is_none)
+        is_none = functools.partial(operator.is_, None)
+        return jax.tree.map(last, model, params, rest, is_leaf=is_none)
 
     # NumPy's whole numbers stay as they are: a model may use them as sizes.
     others = part(lambda x: isinstance(x, jax.Array) and not is_trained(x))
     return part(is_trained), others, assemble
-
-
-def _is_none(x: Any) -> bool:
-    return x is None

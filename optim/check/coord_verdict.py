@@ -1,16 +1,16 @@
 """The result of a coordinate check: slopes, their errors, verdicts and hints."""
 
 import dataclasses
+import enum
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
-from .activations import STREAM
-from .coord_hints import Facts, Verdict, hints
+from .activations import STREAM, Layer
 
 # Exponents of width and depth are multiples of ½, so a |slope| below ¼ is nearer to
 # zero than to the next exponent.
@@ -23,16 +23,55 @@ _INTERVAL = 0.05
 _PRIOR = 4
 # Correct models of few layers have slopes of depth up to this; a mistake gives ½.
 _FEW_LAYERS = 0.45
+_NEAR = 0.2  # distance from an exponent at which a slope is recognized
+_SCALES = (
+    "for each size make scales = infer_scales(base, model, inputs=...) with one base, "
+    "apply rescale_init(params, scales), and pass them to an optimizer of mupax.optim"
+)
+
+
+class Verdict(enum.StrEnum):
+    """Verdict on a slope and its standard error; see `CoordCheck`.
+
+    Examples:
+      >>> [verdict.value for verdict in Verdict]
+      ['ok', 'unclear', 'wrong']
+    """
+
+    OK = "ok"
+    UNCLEAR = "unclear"
+    WRONG = "wrong"
+
+
+class Facts(NamedTuple):
+    """What else is known at each size of an axis, by layer."""
+
+    initial: Mapping[str, np.ndarray] = {}  # rms of its initial values, (sizes,)
+    layers: Mapping[str, tuple[Layer, ...]] = {}  # what the program of each size says
+    scaled: bool = True  # whether the optimizer applies scales
+
+    def of(self, layer: str) -> Layer:
+        """What the program of the first size says of a layer."""
+        return self.layers[layer][0] if layer in self.layers else Layer("", layer)
+
+    def named(self, layer: str) -> str:
+        """The name of a layer with the line of code, e.g. "head (model.py:31)"."""
+        line = self.of(layer).line
+        return f"{layer} ({line})" if line else layer
+
+    def is_readout(self, layer: str) -> bool:
+        """Whether its number of units does not grow."""
+        sizes = {x.size for x in self.layers.get(layer, ())}
+        return len(sizes) == 1 or layer.partition("/")[0] == "output"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CoordCheck:
     """Result of `coord_check`; print it for a table, a verdict and hints.
 
-    Every layer gets a verdict from its slope and the slope's 95 % interval: ok if the
-    slope is about zero and surely below ¼, wrong if it is surely beyond ¼ (or the layer
-    diverged), else unclear. `docs/coord_check.md` has the details, and says which
-    layers are not judged.
+    A layer is ok if its slope is about zero and surely (by its 95 % interval) below ¼,
+    wrong if it is surely beyond ¼ or the layer diverged, else unclear.
+    `docs/coord_check.md` has the details, and says which layers are not judged.
 
     Attributes:
       sizes: for each axis ("width", "depth") the sizes that were trained.
@@ -59,10 +98,7 @@ class CoordCheck:
 
     @property
     def slopes(self) -> dict[str, dict[str, float]]:
-        """By axis and layer, the slope of log |Δ activation| against log size.
-
-        It belongs to the step whose slope is farthest from zero.
-        """
+        """By axis and layer, the slope at the step where it is farthest from zero."""
         return self._each(lambda fit: fit.slope)
 
     @property
@@ -107,7 +143,8 @@ class CoordCheck:
     @property
     def hints(self) -> list[str]:
         """Likely causes of the slopes, one or two sentences each."""
-        return hints(self)
+        each = (hint for axis in self.changes for hint in _of_axis(self, axis))
+        return list(dict.fromkeys(each))
 
     def _with(self, verdict: Verdict) -> list[tuple[str, str]]:
         return [
@@ -135,12 +172,9 @@ class CoordCheck:
     def _edge(self) -> float:
         return max(self.tolerance, _HALFWAY)
 
-    def _facts(self, axis: str) -> Facts:
-        return self.facts.get(axis, Facts())
-
     def _excused(self, axis: str, layer: str) -> str:
         """Why a layer is not judged, or ""."""
-        facts, fits = self._facts(axis), self.fits[axis]
+        facts, fits = self.facts.get(axis, Facts()), self.fits[axis]
         start, branch = facts.initial.get(layer), facts.of(layer).branch
         is_inside = axis == "depth" and branch and not layer.startswith(STREAM)
         names = [name for name in fits if name.rpartition("@")[0] == STREAM + branch]
@@ -172,7 +206,8 @@ class CoordCheck:
         for axis, fits in self.fits.items():
             sizes = ", ".join(map(str, self.sizes[axis]))
             lines.append(f"log |Δ activation| against log {axis} ({sizes})")
-            names = {layer: self._facts(axis).named(layer) for layer in fits}
+            facts = self.facts.get(axis, Facts())
+            names = {layer: facts.named(layer) for layer in fits}
             long = max(map(len, names.values()))
             for layer, fit in fits.items():
                 verdict = f"not judged ({self._excused(axis, layer)})"
@@ -221,57 +256,41 @@ class CoordCheck:
         shape = len(self.changes), next(iter(layers.values())).shape[1]
         canvas = figure.Figure(figsize=(3.2 * shape[1] + 2.4, 3.6 * shape[0]))
         rows = canvas.subplots(*shape, sharex="row", sharey="row", squeeze=False)
-        for axis, panels in zip(self.changes, rows, strict=True):
-            self._draw(axis, panels)
+        for (axis, changes), panels in zip(self.changes.items(), rows, strict=True):
+            sizes, fits = self.sizes[axis], self.fits[axis]
+            for step, panel in enumerate(panels):
+                for layer, change in changes.items():
+                    label = f"{layer}  {fits[layer].slopes[step]:+.2f}"
+                    mean = np.exp(_log(change[:, step]).mean(axis=-1))
+                    panel.plot(sizes, mean, marker="o", label=label)
+                panel.set(xscale="log", yscale="log", xlabel=axis)
+                panel.set_title(f"step {step + 1}")
+                panel.set_xticks(sizes, map(str, sizes))
+                panel.minorticks_off()
+            panels[0].set_ylabel("rms change of the activation")
+            beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+            panels[-1].legend(title="layer  slope", fontsize="x-small", **beside)
         if path is not None:
             canvas.savefig(path, bbox_inches="tight", dpi=120)
         return canvas
-
-    def _draw(self, axis: str, panels: Sequence[Any]) -> None:
-        sizes, fits = self.sizes[axis], self.fits[axis]
-        for step, panel in enumerate(panels):
-            for layer, change in self.changes[axis].items():
-                label = f"{layer}  {fits[layer].slopes[step]:+.2f}"
-                mean = np.exp(_log(change[:, step]).mean(axis=-1))
-                panel.plot(sizes, mean, marker="o", label=label)
-            panel.set(xscale="log", yscale="log", xlabel=axis, title=f"step {step + 1}")
-            panel.set_xticks(sizes, map(str, sizes))
-            panel.minorticks_off()
-        panels[0].set_ylabel("rms change of the activation")
-        panels[-1].legend(
-            title="layer  slope",
-            fontsize="x-small",
-            loc="center left",
-            bbox_to_anchor=(1, 0.5),
-        )
 
 
 # --- fits ---
 
 
 class Fit(NamedTuple):
-    """The lines fitted to log |Δ activation| of one layer, one after each step.
+    """The lines fitted to log |Δ activation| of one layer, one after each step."""
 
-    Attributes:
-      slopes: against log size, means over seeds; NaN if a size did not change.
-      errors: their standard errors over seeds; NaN if there is one seed.
-      steady: the standard errors, pooled with those of the other layers; infinite if
-        they are not known.
-      heads, tails: slopes between the two smallest and the two largest sizes.
-      moves: the steps that are judged: those after which the layer has changed at any
-        size. Before a readout of zeros, no layer changes in the first step.
-      diverged: whether a change is not finite.
-      freedom: degrees of freedom of `steady`.
-    """
-
-    slopes: np.ndarray
-    errors: np.ndarray
-    steady: np.ndarray
-    heads: np.ndarray
-    tails: np.ndarray
+    slopes: np.ndarray  # means over seeds; NaN if a size did not change
+    errors: np.ndarray  # their standard errors over seeds; NaN if there is one seed
+    steady: np.ndarray  # pooled with those of the other layers; infinite if not known
+    heads: np.ndarray  # slopes between the two smallest sizes
+    tails: np.ndarray  # slopes between the two largest sizes
+    # The steps that are judged: those after which the layer has changed at any size.
+    # Before a readout of zeros, no layer changes in the first step.
     moves: np.ndarray
-    diverged: bool
-    freedom: int
+    diverged: bool  # whether a change is not finite
+    freedom: int  # degrees of freedom of `steady`
 
     @property
     def worst(self) -> int:
@@ -286,8 +305,7 @@ class Fit(NamedTuple):
     def half_widths(self, chance: float) -> np.ndarray:
         """Half-widths of the intervals that miss a slope with this probability."""
         quantile = float(special.stdtrit(self.freedom, 1 - chance / 2))
-        widths: np.ndarray = quantile * self.steady
-        return widths
+        return np.multiply(quantile, self.steady)
 
     def is_flat(self) -> bool:
         """Whether it surely does not grow, and falls less than a mistake does."""
@@ -301,8 +319,7 @@ class Fit(NamedTuple):
         # A slope that fades with size is a correction of small models, not an exponent.
         lasts = tails > np.clip(0.8 * heads, edge, max(edge, 0.5))
         beyond = np.abs(self.slopes) - self.half_widths(chance) > edge
-        found: np.ndarray = lasts & beyond
-        return found
+        return np.logical_and(lasts, beyond)
 
 
 def _fit_layers(
@@ -336,3 +353,76 @@ def _log(change: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         logarithm: np.ndarray = np.log(change.astype(float))
     return logarithm
+
+
+# --- hints: which known mistake would give these slopes ---
+
+
+def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
+    slopes, facts = check.slopes[axis], check.facts.get(axis, Facts())
+    wrong = [layer for at, layer in check.failed if at == axis]
+    if axis == "width":
+        # Whatever the slopes: Adam's updates do not depend on a weight's initial size.
+        doubtful = any(at == axis for at, _ in (*check.failed, *check.unclear))
+        yield from _initial_sizes(check, facts, doubtful)
+    if any(np.isnan(slopes[layer]) for layer in wrong):
+        yield (
+            "some activations are not finite: lower the learning rate, or, if all "
+            "layers are listed, check the batch for NaN"
+        )
+    elif rising := [layer for layer in wrong if slopes[layer] > 0]:
+        streams = [layer for layer in rising if layer.startswith(STREAM)]
+        worst = max(streams or rising, key=slopes.__getitem__)
+        yield _growing(facts, axis, worst, slopes[worst])
+    elif wrong:
+        worst = min(wrong, key=slopes.__getitem__)
+        yield (
+            f"{facts.named(worst)} falls with {axis}, as {axis}^{slopes[worst]:+.2f}: "
+            "its updates are too small, e.g. scaled twice, or under 'ntk'. If your "
+            "loss returns a scalar, its gradient may be the cause, which depends on "
+            "the initial outputs: return the outputs, for a loss that is linear in them"
+        )
+
+
+def _growing(facts: Facts, axis: str, worst: str, slope: float) -> str:
+    """The likeliest cause of growth with an axis."""
+    layer, named = facts.of(worst), facts.named(worst)
+    factors = [x.multiplier for x in facts.layers.get(worst, ())]
+    cause = f"{'' if facts.scaled else 'the optimizer applies no scales: '}{_SCALES}"
+    if axis == "depth" and worst.startswith(STREAM):
+        line = f" ({layer.line})" if layer.line else ""
+        named = f"branch ending in {worst.removeprefix(STREAM).partition('@')[0]}{line}"
+        if factors and max(factors) < 1.2 * min(factors):
+            cause = (
+                f"it is multiplied by {layer.multiplier:.3g} at every depth; multiply "
+                "it by optim.parametrization('depth_mup').branch_multiplier(depth / "
+                f"base depth), or {cause}"
+            )
+        elif facts.scaled:
+            cause = (
+                "has the branch mean zero over units (a ReLU's output does not)? If "
+                "so, use smaller branch multipliers or larger depths"
+            )
+    return f"{named} grows with {axis}, as {axis}^{slope:+.2f}: {cause}"
+
+
+def _initial_sizes(check: CoordCheck, facts: Facts, doubtful: bool) -> Iterator[str]:
+    """Hint at the first layer whose initial size has another exponent of width.
+
+    It is 0, or -1/2 for outputs, which are named only if a slope is not ok. What
+    follows a bottleneck, whose units are outputs, may start as small as it.
+    """
+    x = np.log(np.asarray(check.sizes["width"], dtype=float))
+    least = 0.0
+    for layer, rms in facts.initial.items():
+        is_readout = facts.is_readout(layer)
+        smaller, least = least, least - 0.5 * is_readout
+        if not np.all(rms > 0) or (is_readout and not doubtful):
+            continue
+        slope, right = np.polyfit(x, np.log(rms), 1)[0], -0.5 if is_readout else 0.0
+        if not right + smaller - _NEAR <= slope <= right + _NEAR:
+            yield (
+                f"{facts.named(layer)} starts as width^{slope:+.2f}, where "
+                f"width^{right:+.2f} is right: call rescale_init(params, scales)"
+            )
+            return

@@ -9,7 +9,6 @@ from typing import Any
 from ..apply.transforms import missing_multipliers, resolve
 from ..rules.multipliers import Multipliers, carried, of_parts
 from ..rules.roles import ParamScale
-from ..scales.group import Module
 from ..scales.paths import open_numbers
 from ..scales.table import Scales
 
@@ -25,8 +24,6 @@ class Explanation:
       optimizer: its name or family.
       rows: settings of each parameter, by path, as ratios to the base; of each segment
         where they differ, e.g. `"qkv[:, 0:64]"`.
-
-    Source: docs/rules.md derives every number.
     """
 
     scales: Scales
@@ -71,25 +68,22 @@ class Explanation:
         """The cells of every row. Rows that differ in numbers of blocks share one."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for path, scale in self._parts.items():
-            row = self.rows[path]
+            row, shapes = self.rows[path], (scale.base_shape, scale.shape)
             numbers = row.init_std, row.forward, row.learning_rate, row.eps
             cells = (
                 scale.role,
-                "x".join(map(str, scale.base_shape)) or "()",
-                "x".join(map(str, scale.shape)) or "()",
+                *("x".join(map(str, shape)) or "()" for shape in shapes),
                 *(f"{x:.4g}" for x in (*numbers, row.weight_decay)),
-                row.family,
-                scale.origin,
+                *(row.family, scale.origin),
             )
             name = path + (" *" if scale.in_branch else "")
             alike.setdefault((_NUMBERS.sub("#", name), *cells), []).append(name)
-        several = collections.Counter(
+        kinds = collections.Counter(
             name for (name, *_), names in alike.items() if len(names) > 1
         )
+        # "#" stands for the numbers of all blocks, unless other rows have some of them.
         return [
-            (_shared(names) if several[name] > 1 else name, *cells)
-            if len(names) > 1
-            else (names[0], *cells)
+            (name if len(names) > 1 and kinds[name] == 1 else _shared(names), *cells)
             for (name, *cells), names in alike.items()
         ]
 
@@ -137,11 +131,11 @@ class Explanation:
         notes.append(f"init, fwd, lr, eps: {point.citation}")
         if point.scaled and self.optimizer != "adafactor":
             notes.append("wd: such that lr·wd is the same at every size")
-        groups = (
-            f"{open_numbers(path)}: also times {', '.join(_changed(module)) or '1'}"
-            for path, module in scales.modules.items()
-        )
-        return [*notes, *dict.fromkeys(groups), *scales.training.describe()]
+        for path, module in scales.modules.items():
+            factors = [f"{name} {x:g}" for name, x in vars(module).items() if x != 1]
+            told = ", ".join(factors) or "1"
+            notes.append(f"{open_numbers(path)}: also times {told}")
+        return [*dict.fromkeys(notes), *scales.training.describe()]
 
 
 # Numbers of blocks: those that end a name, as in Linen's "Dense_1/kernel".
@@ -152,11 +146,6 @@ def _shared(names: list[str]) -> str:
     """One name for names that differ in numbers of blocks: b/0/w, b/2/w: b/0,2/w."""
     each = zip(*map(_NUMBERS.findall, names), strict=True)
     return _NUMBERS.sub(lambda _: ",".join(dict.fromkeys(next(each))), names[0])
-
-
-def _changed(module: Module) -> list[str]:
-    """The factors of a group of parameters that are not 1."""
-    return [f"{name} {x:g}" for name, x in vars(module).items() if x != 1]
 
 
 def explain(scales: Scales, optimizer: str = "adam", **options: Any) -> Explanation:

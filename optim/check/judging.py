@@ -52,9 +52,9 @@ def judge(
 ) -> tuple[dict[str, float | None], list[str], list[str]]:
     """Run a probe at base and target, and judge the updates of each parameter.
 
-    `rules` are the multipliers of Adam's family by path: its raw updates have size one,
-    so its learning rate is the ratio that updates must have. Returns the ratios by path
-    (None: zero, or not measurable), what is wrong, and what may be.
+    `rules` are the multipliers of Adam by path: its raw updates have size one, so its
+    learning rate is the ratio that updates must have. Returns the ratios by path (None:
+    zero, or not measurable), what is wrong, and what may be.
     """
     # With gradients of the base's global norm, clipping by it multiplies both alike.
     norm = probe.norm(Mode.BASE) / probe.norm(Mode.TARGET)
@@ -68,10 +68,10 @@ def judge(
     for path in base[Condition(_LARGE)].first:
         acts = {kind: acted.of(kind, path) for kind in Kind}
         row = _Parameter(path, runs, acts, probe, rules[path], scales)
-        factors[path] = None
-        if not any(np.any(row.update(which, _LARGE)) for which in Mode):
+        factors[path], updates = None, [row.update(which, _LARGE) for which in Mode]
+        if not any(map(np.any, updates)):
             continue  # frozen
-        if not all(np.isfinite(row.update(which, _LARGE)).all() for which in Mode):
+        if not all(np.isfinite(update).all() for update in updates):
             hints.append(f"the update of {path!r} is not finite, and is not checked")
             continue
         factors[path] = row.factor()

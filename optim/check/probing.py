@@ -8,7 +8,7 @@ import dataclasses
 import fractions
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ _SIZE = 2**16
 # Axes up to this size are never reduced: windows of convolutions, heads, experts.
 _SMALL = 8
 _STEPS = 32
+Shape: TypeAlias = tuple[int, ...]
 
 
 def acting(tx: Any, params: Any) -> Acting | None:
@@ -50,23 +51,17 @@ def _extra(tx: Any, grads: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One parameter of a probe.
-
-    Attributes:
-      base_shape, shape: its shapes in the probe, as small as the ratios allow.
-      gradient, weight: sizes of the target's gradient and weight, relative to the
-        base's.
-    """
+    """One parameter of a probe; its shapes are as small as the ratios allow."""
 
     base_shape: tuple[int, ...]
     shape: tuple[int, ...]
-    gradient: float = 1.0
-    weight: float = 1.0
+    gradient: float = 1.0  # size of the target's gradient, relative to the base's
+    weight: float = 1.0  # and of its weight
 
 
 def probe_shapes(
-    shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
-) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    shapes: Mapping[str, tuple[Shape, Shape]],
+) -> dict[str, tuple[Shape, Shape]]:
     """Smaller (base, target) shapes with the same ratio along every axis.
 
     One divisor for all, as shape factors (Muon's) depend on the ratio of two axes.
@@ -84,19 +79,15 @@ def probe_shapes(
         divisor *= 2
 
 
-def _reduced(
-    base: tuple[int, ...], target: tuple[int, ...], divisor: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _reduced(base: Shape, target: Shape, divisor: int) -> tuple[Shape, Shape]:
     pairs = []
     for small, large in zip(base, target, strict=True):
-        if small <= _SMALL or not large:
-            pairs.append((small, large))
-            continue
-        ratio = fractions.Fraction(large, small)
-        kept = max(1, small // (ratio.denominator * divisor))
-        # Not below the size up to which axes are kept.
-        kept = max(kept, math.ceil(min(_SMALL, small) / 2 / ratio.denominator))
-        pairs.append((kept * ratio.denominator, kept * ratio.numerator))
+        if small > _SMALL and large:
+            target_units, units = fractions.Fraction(large, small).as_integer_ratio()
+            # Not much below the size up to which axes are kept.
+            kept = max(small // (units * divisor), math.ceil(_SMALL / 2 / units))
+            small, large = kept * units, kept * target_units
+        pairs.append((small, large))
     return tuple(b for b, _ in pairs), tuple(t for _, t in pairs)
 
 
@@ -119,20 +110,13 @@ class TracedError(Unchecked):
 
 
 class Condition(NamedTuple):
-    """One run of a probe, in two steps.
+    """One run of a probe, in two steps."""
 
-    Attributes:
-      gradient, weight: sizes of the base's gradients and weights.
-      then: size of the base's gradients in the step after the first update.
-      odd: factor of the first gradients of every second parameter.
-      loud: factor of the factors by which scalings multiply updates.
-    """
-
-    gradient: float
-    weight: float = 1.0
-    then: float = 0.0
-    odd: float = 1.0
-    loud: float = 1.0
+    gradient: float  # size of the base's gradients
+    weight: float = 1.0  # size of the base's weights
+    then: float = 0.0  # size of its gradients in the step after the first update
+    odd: float = 1.0  # factor of the first gradients of every second parameter
+    loud: float = 1.0  # factor of the factors by which scalings multiply updates
 
 
 class Run(NamedTuple):
@@ -144,19 +128,12 @@ class Run(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """A transformation, and the tree on which it runs.
+    """A transformation, and the tree on which it runs."""
 
-    Args:
-      tx: any object with Optax's `init` and `update`.
-      params: a tree of the parameters' structure; its leaves are not read.
-      leaves: the probe's leaves, by path.
-      shifts: by path, how much less than that the target stores; see `shift`.
-    """
-
-    tx: Any
-    params: Any
+    tx: Any  # any object with Optax's `init` and `update`
+    params: Any  # a tree of the parameters' structure; its leaves are not read
     leaves: Mapping[str, Leaf]
-    shifts: Mapping[str, Any]
+    shifts: Mapping[str, Any]  # how much less the target stores; see `shift`
 
     def slope(self, name: str) -> np.ndarray:
         """The base's gradient, of size one."""
@@ -202,19 +179,15 @@ class Probe:
 
             return map_with_paths(fill, weights)
 
-        def start(c: Condition) -> Any:
-            return self.tx.init(stored(c))
-
         def update(c: Condition, state: Any, moved: jax.Array) -> Any:
             recorder.loudness = c.loud
-            params = stored(c)
 
             def gradient(path: str, slope: jax.Array) -> jax.Array:
                 first = c.gradient * c.odd if odd[path] else c.gradient
                 return slope * jnp.where(moved, c.then, first)
 
             grads = map_with_paths(gradient, slopes)
-            return self.tx.update(grads, state, params, **_extra(self.tx, grads))
+            return self.tx.update(grads, state, stored(c), **_extra(self.tx, grads))
 
         def runs(table: Condition) -> Any:
             def step(carry: Any) -> Any:
@@ -228,14 +201,18 @@ class Probe:
                 return first, updates, state, moved | jnp.any(jnp.array(differ)), count
 
             none = jax.vmap(lambda c: jax.tree.map(jnp.zeros_like, slopes))(table)
-            carry = none, none, jax.vmap(start)(table), jnp.asarray(False), 0
+            start = jax.vmap(lambda c: self.tx.init(stored(c)))(table)
+            carry = none, none, start, jnp.asarray(False), 0
             return jax.lax.while_loop(lambda carry: carry[-1] < _STEPS, step, carry)[:2]
 
         table = Condition(*np.asarray(conditions, np.float32).T)
+        on_cpu = jax.default_backend() == "cpu"
+        # Compiling takes longer than running.
+        fast: Any = {"xla_backend_optimization_level": 0} if on_cpu else {}
         # Compiled ahead of time, so that it runs inside of an outer jit too.
         with running(recorder):
             lowered = jax.jit(runs).lower(table)
-        compiled = lowered.compile(compiler_options=_fast())
+        compiled = lowered.compile(compiler_options=fast)
         try:
             first, second = compiled(table)
         except TypeError as error:
@@ -245,11 +222,9 @@ class Probe:
         def by_path(updates: Any, i: int) -> dict[str, np.ndarray]:
             return {p: np.asarray(x, np.float32)[i] for p, x in flatten(updates)}
 
-        runs_by_condition = {
-            condition: Run(by_path(first, i), by_path(second, i))
-            for i, condition in enumerate(conditions)
-        }
-        return runs_by_condition, recorder
+        each = enumerate(conditions)
+        found = {c: Run(by_path(first, i), by_path(second, i)) for i, c in each}
+        return found, recorder
 
     def _filled(
         self, name: str, at_base: bool, pattern: tuple[float, ...]
@@ -263,16 +238,8 @@ class Probe:
             # A pattern repeated a whole number of times keeps its mean and norm.
             if small and leaf.shape[axis] % small == 0:
                 row = np.tile(np.resize(pattern, small), shape[axis] // small)
-                array *= np.expand_dims(
-                    row, [a for a in range(array.ndim) if a != axis]
-                )
+                array *= row.reshape([-1] + [1] * (array.ndim - 1 - axis))
         return array
-
-
-def _fast() -> dict[str, Any]:
-    """Compiler options for fast compilation, which takes longer than running."""
-    on_cpu = jax.default_backend() == "cpu"
-    return {"xla_backend_optimization_level": 0} if on_cpu else {}
 
 
 def rms(array: np.ndarray) -> float:

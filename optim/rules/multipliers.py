@@ -1,26 +1,11 @@
 """Derive the multipliers of a parameter from its growth ratios.
 
 Relative to the base model, the effective weight has a desired update of size Δ, a raw
-gradient of size g and an initial size σ. θ is the forward multiplier that the gauge
-puts in front of the stored weight. Then the stored weight has initial size σ/θ and
-gradient g·θ, and its update must have size Δ/θ. The learning rate is that size over
-the size of the raw update, which the family's geometry gives (`GEOMETRIES`):
-
-    sgd        proportional to the gradient   Δ / (g θ²)
-    adam       entries of order one           Δ / θ
-    spectral   spectral norm one              Δ (m_in m_out)^½ / θ
-    column     norm one of each output        Δ m_in^½ / θ
-    row        norm one of each input         Δ m_out^½ / θ
-    relative   relative to the weight         Δ / σ
-    sphere     the same, and the weight keeps its norm
-
-A stored weight that carries a multiplier c of the model (of its branch, of attention
-logits) is c times the weight of a model that multiplies: θ = 1/c.
-
-Depth multiplies Δ by M^-γ and g by M^-α in branches, and g by M for what all layers
-share. What acts on the stream itself in each layer has M^-(α+γ) for Δ: M such changes
-act in a row. Batch size and training length (`training.py`) multiply Δ by κ^½, or by
-another power of length, and g by κ^-½.
+gradient of size g and an initial size σ (docs/rules.md). θ is the forward multiplier
+that the gauge puts in front of the stored weight; for one that carries a multiplier c
+of the model, θ = 1/c. Then the stored weight has initial size σ/θ and gradient g·θ, and
+its update must have size Δ/θ. The learning rate is that size over the size of the raw
+update, which the family's geometry gives (`GEOMETRIES`).
 
 The rules apply to each segment of a parameter. Where they give different numbers, a
 multiplier is an array that broadcasts to the parameter.
@@ -68,14 +53,12 @@ class Family(enum.StrEnum):
 class Geometry(NamedTuple):
     """Size of the entries of a family's raw update, as powers of four sizes.
 
-    They are those of the stored weight's gradient, of its initial values, and of fan-in
-    and fan-out (of one head where heads are matrices). An update is aligned with the
-    activations: as a matrix it has rank one.
+    An update is aligned with the activations: as a matrix it has rank one.
     """
 
-    gradient: float = 0
-    weight: float = 0
-    fan_in: float = 0
+    gradient: float = 0  # of the stored weight
+    weight: float = 0  # its initial values
+    fan_in: float = 0  # of one head where heads are matrices
     fan_out: float = 0
 
     @property
@@ -97,25 +80,19 @@ GEOMETRIES = {
 
 
 class Recipe(NamedTuple):
-    """What the rule of an optimizer needs beside its family's geometry.
-
-    Attributes:
-      family: of its raw updates.
-      eps: exponent of the gradient's size in its eps; 0 for optimizers without one.
-        Of a family, 1: its optimizers that have an eps.
-      decay: what its weight decay is multiplied by: "rate", the learning rate;
-        "update", only the rate of the trust ratio's result; or "step", nothing.
-      partner: the optimizer of all parameters but hidden matrices; "" if it trains
-        every parameter alike.
-      shape: a factor of the raw update of a matrix, from its fan-in and fan-out.
-      least: weights below this size, or at zero, have updates of a fixed size.
-    """
+    """What the rule of an optimizer needs beside its family's geometry."""
 
     family: Family
+    # The exponent of the gradient's size in its eps; 0 without one.
     eps: int = 0
+    # What its weight decay is multiplied by: "rate", the learning rate; "update", only
+    # the rate of the trust ratio's result; or "step", nothing.
     decay: str = "rate"
+    # The optimizer of all parameters but hidden matrices; "" if it trains all alike.
     partner: str = ""
+    # A factor of the raw update of a matrix, from its fan-in and fan-out.
     shape: Callable[[int, int], float] = lambda fan_in, fan_out: 1.0
+    # Weights below this size, or at zero, have updates of a fixed size.
     least: float | None = None
 
 
@@ -125,10 +102,7 @@ def widened(fan_in: int, fan_out: int) -> float:
 
 
 def shape_of(optimizer: str, *, consistent: bool) -> Callable[[int, int], float]:
-    """The shape factor of an optimizer, as a function of fan-in and fan-out.
-
-    `consistent` is whether it is that of `consistent_rms` of `optax.contrib.muon`.
-    """
+    """The shape factor of an optimizer, or of Muon's `consistent_rms`."""
     if consistent:
         return lambda fan_in, fan_out: math.sqrt(max(fan_in, fan_out))
     return RECIPES[optimizer].shape
@@ -204,10 +178,7 @@ class Multipliers:
 
 
 def multipliers(
-    scale: ParamScale,
-    point: Parametrization,
-    optimizer: str = "adam",
-    **options: Any,
+    scale: ParamScale, point: Parametrization, optimizer: str = "adam", **options: Any
 ) -> Multipliers:
     """Compute the multipliers of one parameter under an optimizer or a family.
 
@@ -244,10 +215,7 @@ def multipliers(
 
 
 def of_parts(
-    scale: ParamScale,
-    point: Parametrization,
-    optimizer: str,
-    **options: Any,
+    scale: ParamScale, point: Parametrization, optimizer: str, **options: Any
 ) -> dict[str, Multipliers]:
     """`multipliers` of each segment by its label, or of the parameter by its path."""
     family_of(optimizer)  # checks it
@@ -332,17 +300,7 @@ def joined(scale: ParamScale, values: Sequence[Any]) -> Any:
     """One number per segment, or one in all, as one number for the parameter.
 
     If they differ, it is an array that broadcasts to the parameter, as small as it can
-    be.
-
-    Examples:
-      >>> import dataclasses
-      >>> from mupax.optim import param_scale
-      >>> q, k = (param_scale("w", (4, 2), (8, 2), (0,), (1,)) for _ in range(2))
-      >>> q = dataclasses.replace(q, start=(0, 0), repeats=(1, 1))
-      >>> k = dataclasses.replace(k, start=(0, 2), repeats=(1, 1))
-      >>> w = param_scale("w", (4, 4), (8, 4), (0,), (1,), segments=(q, k))
-      >>> joined(w, [1.0, 2.0]), joined(w, [0.5, 0.5])
-      (array([[1., 1., 2., 2.]]), 0.5)
+    be: [[1., 1., 2., 2.]] for 1 and 2 of two segments of two columns.
     """
     first = values[0]
     if isinstance(first, Traced):
@@ -373,18 +331,11 @@ def is_zero(number: Any) -> bool:
 
 
 def carried(scale: ParamScale, point: Parametrization) -> Any:
-    """The multiplier of the model that a stored weight carries.
+    """The multiplier of the model that a stored weight carries, e.g. M^-α.
 
     It is 1 in a model that multiplies its branches and logits itself, and under SP.
 
     Source: Yaida eq. 2.8 (gauge).
-
-    Examples:
-      >>> from mupax.optim import param_scale, parametrization
-      >>> w = param_scale("w", (64, 64), (64, 64), (0,), (1,), depth=16.0,
-      ...                 in_branch=True, ends_branch=True)
-      >>> carried(w, parametrization("depth_mup"))
-      0.25
     """
     if not point.scaled:
         return 1.0
@@ -397,11 +348,8 @@ def carried(scale: ParamScale, point: Parametrization) -> Any:
 def shift(scale: ParamScale, point: Parametrization) -> Any:
     """What makes a stored weight that is used as c + w its multiple by what it carries.
 
-    A model that multiplies has c + w; one that does not, θ (c + w) = c + w'. Then
-    w' + c (1 - θ) = θ w, where c (1 - θ) is the result: an optimizer that sees this sum
-    trains it as any weight that carries θ.
-
-    Source: Yaida eq. 2.8 (gauge).
+    A model that multiplies has c + w; one that does not, θ (c + w) = c + w'. Then w' +
+    c (1 - θ) = θ w. An optimizer that sees this sum trains it as a weight carrying θ.
     """
     if scale.segments:
         return joined(scale, [shift(s, point) for s in scale.segments])

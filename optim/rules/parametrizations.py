@@ -121,30 +121,6 @@ class Parametrization:
         # and cannot be hashed.
         return hash((self.name, self.alpha, self.gamma, self.richness))
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Parametrization":
-        """Build from the fields of another, also after writing and reading a file.
-
-        Raises:
-          ValueError: a field has another type, e.g. in a damaged file.
-        """
-        kinds = {"name": str, "citation": str, "scaled": bool, "branches_only": bool}
-        for key, kind in kinds.items():
-            if not isinstance(data[key], kind):
-                raise ValueError(f"{key} of a parametrization is {data[key]!r}")
-
-        def powers(values: Any) -> Powers:
-            for value in values:
-                if type(value) not in (int, float) or not abs(value) < 1e3:
-                    raise ValueError(f"an exponent of a parametrization is {value!r}")
-            return Powers(*values)
-
-        rows = {
-            Role(role): Row(*map(powers, row)) for role, row in data["rows"].items()
-        }
-        gauge = {Role(role): powers(values) for role, values in data["gauge"].items()}
-        return cls(**{**data, "rows": rows, "gauge": gauge})
-
     def same_rules(self, other: "Parametrization") -> bool:
         """Whether both give the same multipliers; names and citations may differ.
 
@@ -159,8 +135,7 @@ class Parametrization:
             isinstance(mine[name], Traced)
             or isinstance(theirs[name], Traced)
             or mine[name] == theirs[name]
-            for name in mine
-            if name not in ("name", "citation")
+            for name in mine.keys() - {"name", "citation"}
         )
 
     @property
@@ -220,13 +195,9 @@ def _s_family(s: float) -> dict[Role, Row]:
     }
 
 
-_SP_ROWS = {
-    Role.INPUT: Row(),
-    Role.HIDDEN: Row(init=Powers(fan_in=-0.5)),
-    Role.OUTPUT: Row(init=Powers(fan_in=-0.5)),
-    Role.VECTOR: Row(),
-    Role.FIXED: Row(),
-}
+_SP_ROWS = dict.fromkeys(Role, Row()) | dict.fromkeys(
+    (Role.HIDDEN, Role.OUTPUT), Row(init=Powers(fan_in=-0.5))
+)
 
 _YAIDA = "Yaida 2022 (arXiv:2210.04909), eqs. 3.16-3.20"
 _TP5 = "Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), Table 3"
@@ -309,15 +280,11 @@ def parametrization(
     """Look up a parametrization by name.
 
     - "sp": standard, with an initial variance of 1/fan_in and one learning rate.
-    - "ntk", "mup": s = 0 (features freeze as width grows) and s = 1 (maximal update) of
-      Yaida's family, over width alone. "mean_field" is μP with weights of order one.
-    - "meta_principled" (`s`): all of that family, s in [0, 1].
+    - "meta_principled" (`s` in [0, 1]): Yaida's family, over width alone; "ntk" is
+      s = 0, "mup" s = 1, and "mean_field" μP with weights of order one.
     - "residual" (`alpha`, `gamma`): μP with branches times M^-alpha and updates inside
-      them times M^-gamma; the limit of large depth is stable and nontrivial exactly if
-      alpha + gamma = 1 and alpha >= 1/2 (Tensor Programs VI, Claims 7.1 and 7.2).
-    - "depth_mup": alpha = gamma = 1/2, the optimum for branches of one layer; for more
-      it is stable but not optimal (section 9). "ode": alpha = 1, gamma = 0.
-    - "completep" (`alpha` in [1/2, 1]): gamma = 1 - alpha.
+      them times M^-gamma. "depth_mup" is 1/2 and 1/2, for branches of one layer; "ode"
+      1 and 0; "completep" (`alpha` in [1/2, 1]) has gamma = 1 - alpha.
     - "relu_mlp": for plain ReLU networks, every learning rate times M^-3/2, a theorem
       for the first step of SGD. Over hundreds of steps the best rate falls less: tune
       a plain network at its own depth.
@@ -389,9 +356,8 @@ def unknown(kind: str, name: str, known: Any) -> str:
     """The message for a name that is not in `known`."""
     names = sorted(map(str, known))
     near = closest(str(name), names, least=0.0)
-    return f"unknown {kind} {name!r}; nearest is {near!r}, known are " + ", ".join(
-        names
-    )
+    listed = ", ".join(names)
+    return f"unknown {kind} {name!r}; nearest is {near!r}, known are {listed}"
 
 
 def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:

@@ -30,11 +30,6 @@ class Role(enum.StrEnum):
 class Place:
     """The place of a segment in an array.
 
-    Attributes:
-      start: where it begins on each axis, within one repetition.
-      shape: its shape.
-      repeats: how often the segments follow each other along each axis.
-
     Examples:
       >>> import numpy as np
       >>> Place((1,), (4,), (2,)).of(np.arange(6))
@@ -43,9 +38,9 @@ class Place:
       ('[1:3]', '[1:3 of every 3]')
     """
 
-    start: tuple[int, ...]
+    start: tuple[int, ...]  # where it begins on each axis, within one repetition
     shape: tuple[int, ...]
-    repeats: tuple[int, ...]
+    repeats: tuple[int, ...]  # how often the segments follow each other on each axis
 
     def view(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of an array with (repetition, entry) in place of each axis."""
@@ -121,7 +116,7 @@ class ParamScale:
       head_shape, base_head_shape: the shape of the part of one attention head; () if
         the parameter is not of several heads.
       heads_in, heads_out: growth of the number of heads within fan-in and fan-out, if
-        each head is a matrix by itself; see `by_head`.
+        each head is a matrix by itself.
 
     Source: Tensor Programs V, Table 8 (widths); Tensor Programs VI, section 6 (depth).
 

@@ -40,11 +40,8 @@ class Traced:
                     "two different Traced values cannot be multiplied; multiply the "
                     "traced arrays before wrapping them in optim.Traced"
                 )
-            return Traced(
-                self.value,
-                self.factor * other.factor**sign,
-                self.power + sign * other.power,
-            )
+            factor = self.factor * other.factor**sign
+            return Traced(self.value, factor, self.power + sign * other.power)
         if isinstance(other, int | float):
             return Traced(self.value, self.factor * other**sign, self.power)
         array = self.array(other.dtype)

@@ -1,17 +1,6 @@
 """Scale an optimizer's hyperparameters with batch size and training length.
 
-κ is the base's number of steps over the target's: κ_B/κ_D, the ratio of batch sizes
-over that of training lengths in examples. A gradient that is mostly noise shrinks by
-κ^-½ in a batch that is κ times as large. The noise of κ steps adds up to κ^½ times that
-of one step. So a step must be κ^½ times as large, and the rules follow:
-
-    desired update Δ      κ^½
-    raw gradient g        κ^-½
-    memory β              β^κ
-    decay of a step       κ
-    number of steps       1/κ
-
-With `length_exponent` e, Δ has κ_B^½ κ_D^-e in place of κ^½.
+Section 8 of docs/rules.md derives the rules.
 """
 
 import dataclasses
@@ -94,23 +83,17 @@ class TrainingScale:
     def beta(self, value: Any) -> Any:
         """The target's β of a moving average, of moments, momentum or parameters: β^κ.
 
-        Over the same share of training the average then decays by the same factor. To
-        first order in 1-β this is the 1-κ(1-β) of Malladi et al., which is negative for
-        κ(1-β) > 1.
-
-        Args:
-          value: β of the base, a number or a traced value.
+        `value` is β of the base, a number or a traced value. Over the same share of
+        training the average then decays by the same factor.
         """
         return value if self.kappa == 1 else value**self.kappa
 
     def weight_decay(self, value: Any) -> Any:
         """The target's decoupled weight decay, κ times the base's.
 
-        The optimizers of `mupax.optim` multiply it by the base's learning rate, not the
-        scaled one. Each weight then decays by the same factor over training.
-
-        Args:
-          value: weight decay of the base: None, a number, a traced value or a schedule.
+        `value` is that of the base: None, a number, a traced value or a schedule. It is
+        multiplied by the base's learning rate, not the scaled one, so that each weight
+        decays by the same factor over training.
         """
         if value is None or self.kappa == 1:
             return value

@@ -20,26 +20,16 @@ _FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class AxesOf:
-    """The axes of one parameter.
+    """The axes of one parameter."""
 
-    Attributes:
-      in_axes: the axes that are summed over; for a table, those of its entries.
-      out_axes: the axes that index outputs, or entries of a vector.
-      copies: the axes that count copies, e.g. layers or experts.
-      layers, heads: the axis that counts layers, or heads of attention, or None.
-      table: whether `in_axes` counts the entries of a table.
-      insists: whether the declaration holds even if the program says otherwise.
-      text: the declaration.
-    """
-
-    in_axes: tuple[int, ...]
-    out_axes: tuple[int, ...]
-    copies: tuple[int, ...]
-    layers: int | None
-    table: bool
-    insists: bool
-    text: str
-    heads: int | None = None
+    in_axes: tuple[int, ...]  # that are summed over; for a table, those of its entries
+    out_axes: tuple[int, ...]  # that index outputs, or entries of a vector
+    copies: tuple[int, ...]  # that count copies, e.g. layers or experts
+    layers: int | None  # that counts layers
+    table: bool  # whether `in_axes` counts the entries of a table
+    insists: bool  # whether the declaration holds even if the program says otherwise
+    text: str  # the declaration
+    heads: int | None = None  # that counts heads of attention
 
     @property
     def rank(self) -> int:
@@ -61,14 +51,12 @@ class Declarations:
 
     Args:
       axes: {regular expression: names of axes, in the order of the array}. The first
-        expression that is found in a parameter's path counts. The axes left of an
-        arrow are summed over: "in -> out", "h w in -> out"; with the outputs first,
-        "out <- in". A bias or gain is "d". Copies of a layer stand before a colon:
-        "layers: in -> out", "experts: in -> out", "layers: -> d" for a stacked bias;
-        an axis called `layers` counts the depth, and one called `heads` the heads of a
-        kernel, e.g. "d -> heads size". "vocab: d" is a table whose rows are
-        looked up. A final "!" says that you are sure, if the program seems to say
-        something else.
+        expression that is found in a parameter's path counts. The axes left of an arrow
+        are summed over: "in -> out", "h w in -> out"; with the outputs first, "out <-
+        in". A bias or gain is "d", a table whose rows are looked up "vocab: d". Copies
+        stand before a colon: "experts: in -> out", "layers: -> d" for a stacked bias.
+        `layers` counts the depth, `heads` the heads of a kernel: "d -> heads size". A
+        final "!" says that you are sure, if the program seems to say something else.
       branches: regular expression of the parameters inside residual branches, whose
         model multiplies its branches itself. Not needed with `inputs`.
 
@@ -138,9 +126,7 @@ class Declarations:
             pattern.check(paths)
 
     def depth(
-        self,
-        small: Mapping[str, tuple[int, ...]],
-        large: Mapping[str, tuple[int, ...]],
+        self, small: Mapping[str, tuple[int, ...]], large: Mapping[str, tuple[int, ...]]
     ) -> float:
         """The ratio of the numbers of layers, by lists and by axes called `layers`.
 

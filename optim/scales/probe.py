@@ -29,19 +29,12 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Acting:
-    """A transform of this package; compared by identity.
-
-    Attributes:
-      kind: what it multiplies.
-      scales: the scales it was made from.
-      factors: the factor of each path; 1 for the others.
-      groups: factors of groups of parameters, which the base has too.
-    """
+    """A transform of this package; compared by identity."""
 
     kind: Kind
-    scales: Any
-    factors: Mapping[str, Any]
-    groups: Mapping[str, Any]
+    scales: Any  # the scales it was made from
+    factors: Mapping[str, Any]  # by path; 1 for the others
+    groups: Mapping[str, Any]  # those of groups of parameters, which the base has too
 
     def factor(self, path: str) -> Any:
         """The factor of one parameter in the mode of the running probe."""
@@ -75,14 +68,11 @@ def of_widest(factor: Any, scale: ParamScale) -> Any:
 
 
 class Recorder:
-    """The mode of one run, and the transforms that acted on each parameter.
-
-    `loudness` is a factor of the factors of scalings, at the target.
-    """
+    """The mode of one run, and the transforms that acted on each parameter."""
 
     def __init__(self, which: Mode):
         self.which = which
-        self.loudness: Any = 1.0
+        self.loudness: Any = 1.0  # a factor of the factors of scalings, at the target
         # Sets, because a loop may trace its body more than once.
         self.acted: dict[tuple[Kind, str], set[Acting]] = {}
 

@@ -35,9 +35,8 @@ class Scales(Mapping[str, ParamScale]):
       parametrization: the one that everything made from the scales follows. If it is
         None, it is "mup", unless depth changes.
       modules: {path: factors of its hyperparameters}, from `for_modules`.
-      multiplied: whether the model was built with `parametrization`, and multiplies its
-        weights by the forward multipliers itself. If not, the caller does so, by
-        `apply_multipliers`. By default, if there is a parametrization.
+      multiplied: whether the model was built with `parametrization` and multiplies its
+        weights by the forward multipliers itself, without `apply_multipliers`.
       base: the base model, or a function that builds it, for `rescale_init`.
 
     Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
@@ -102,11 +101,9 @@ class Scales(Mapping[str, ParamScale]):
     ) -> "Scales":
         """Copy the scales, for a target with another batch size or training length.
 
-        Optimizers of `mupax.optim` then also change learning rates, betas, eps and
-        weight decay by the rules of `TrainingScale`. In your own chain,
-        `scale_by_parametrization` scales learning rates and `normalize_gradients`
-        replaces scaling eps; pass `scales.training.beta(0.9)` and
-        `scales.training.weight_decay(0.1)` to Optax.
+        Optimizers of `mupax.optim` then follow the rules of `TrainingScale`. In your
+        own chain, `scale_by_parametrization` and `normalize_gradients` do; pass
+        `scales.training.beta(0.9)` and `scales.training.weight_decay(0.1)` to Optax.
 
         Args:
           batch: (base, target) batch size in examples; None if they are equal.
@@ -143,8 +140,7 @@ class Scales(Mapping[str, ParamScale]):
 
     def __getitem__(self, path: str) -> ParamScale:
         if path not in self._scales:
-            held = some(list(self))
-            raise KeyError(f"no parameter {path!r}; the scales hold {held}")
+            raise KeyError(f"no parameter {path!r}; the scales hold {some([*self])}")
         return self._scales[path]
 
     def __contains__(self, path: object) -> bool:
@@ -176,24 +172,16 @@ class Scales(Mapping[str, ParamScale]):
         """Whether any parameter is inside a residual branch."""
         return any(s.in_branch for s in self.values())
 
-    def check_params(self, params: Any) -> frozenset[str]:
-        """Check that these scales were made for `params`.
+    def check_params(self, params: Any) -> None:
+        """Raise a `ValueError` unless these scales were made for `params`.
 
-        Args:
-          params: a pytree of arrays, possibly with parts masked out by `optax.masked`
-            or `optax.partition`. An `nnx.State`, or a tree with None for missing
-            leaves, may hold only some of the parameters: NNX (`wrt=nnx.All(nnx.Param,
-            ...)`) and Equinox (`eqx.filter`) freeze the others in this way.
-
-        Returns:
-          The paths that are not masked out.
-
-        Raises:
-          ValueError: a path is unknown, missing, or has another shape.
+        They may lack what `optax.masked` or `optax.partition` mask out, and what NNX
+        (a state of `wrt=nnx.All(nnx.Param, ...)`) and Equinox (None of `eqx.filter`)
+        freeze.
         """
         # `optax.tree.map_params` has one placeholder for all parameters.
         if type(params).__name__ == "_ParamsPlaceholder":
-            return frozenset(self)
+            return
         held, masked = set(), []
         for path, leaf in flatten(params, is_leaf=_is_masked):
             if _is_masked(leaf):  # or None, in place of a leaf that was filtered out
@@ -210,7 +198,7 @@ class Scales(Mapping[str, ParamScale]):
         # An NNX state lacks the parameters that a filter left out.
         if held and has_base(params, "State"):
             _warn_of_missing_blocks(self, held)
-            return frozenset(held)
+            return
         for path in self:
             hidden = any(m in ("", path) or path.startswith(m + "/") for m in masked)
             if path not in held and not hidden:
@@ -221,7 +209,6 @@ class Scales(Mapping[str, ParamScale]):
                     "optax.set_to_zero() for that part, or leave None in its place "
                     "(optax.masked would add its gradients to it)"
                 )
-        return frozenset(held)
 
     def check_leaf(self, path: str, leaf: Any) -> None:
         """Raise a `ValueError` unless a parameter or update has a scale of its shape.
@@ -298,12 +285,7 @@ def check_scales(scales: Any) -> None:
 
 
 def check_depth(scales: Scales, point: Parametrization) -> None:
-    """Check that a parametrization's depth rule applies to these scales.
-
-    Raises:
-      ValueError: depth changes, and either the rule is for residual branches and the
-        model has none, or the rule is for models without them.
-    """
+    """Raise a `ValueError` if a parametrization has no depth rule for these scales."""
     if scales.depth == 1:
         return
     if point.branches_only and (point.alpha or point.gamma) and not scales.branches:

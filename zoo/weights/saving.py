@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from mupax import optim
+from mupax.optim.rules.parametrizations import Row
 
 from ..layers.attention import logit_scale
 from ..plan import Plan, scales
@@ -485,8 +486,33 @@ def _rich(value: Any) -> Any:
     """The inverse of `_plain`; lists become tuples, as options are."""
     if isinstance(value, dict):
         if value.keys() == {"parametrization"}:
-            return optim.Parametrization.from_json(value["parametrization"])
+            return _parametrization(value["parametrization"])
         if value.keys() == {"dtype"}:
             return jnp.dtype(value["dtype"])
         return {key: _rich(v) for key, v in value.items()}
     return tuple(map(_rich, value)) if isinstance(value, list) else value
+
+
+def _parametrization(data: Mapping[str, Any]) -> optim.Parametrization:
+    """Build a parametrization from its fields.
+
+    Raises:
+      ValueError: a field has another type, e.g. in a damaged file.
+    """
+    kinds = {"name": str, "citation": str, "scaled": bool, "branches_only": bool}
+    for key, kind in kinds.items():
+        if not isinstance(data[key], kind):
+            raise ValueError(f"{key} of a parametrization is {data[key]!r}")
+
+    def powers(values: Any) -> optim.Powers:
+        for value in values:
+            if type(value) not in (int, float) or not abs(value) < 1e3:
+                raise ValueError(f"an exponent of a parametrization is {value!r}")
+        return optim.Powers(*values)
+
+    def by_role(key: str, made: Callable[[Any], Any]) -> dict[optim.Role, Any]:
+        return {optim.Role(role): made(x) for role, x in data[key].items()}
+
+    rows = by_role("rows", lambda row: Row(*map(powers, row)))
+    gauge = by_role("gauge", powers)
+    return optim.Parametrization(**{**data, "rows": rows, "gauge": gauge})
