@@ -203,11 +203,11 @@ def scale_by_kronecker(
         def identity(x: jax.Array) -> jax.Array:
             return x + jnp.eye(x.shape[1], dtype=x.dtype)[None]
 
-        squares = [zeros(part) for part in (_left, _right)]
+        left, right = zeros(_left), zeros(_right)
         return KroneckerState(
             jnp.zeros([], jnp.int32),
             optax.tree.zeros_like(params, dtype=mu_dtype),
-            *(*squares, *(jax.tree.map(identity, each) for each in squares)),
+            *(left, right, jax.tree.map(identity, left), jax.tree.map(identity, right)),
             zeros(lambda x: x) if soap else (),
         )
 

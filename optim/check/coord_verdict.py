@@ -305,7 +305,8 @@ class Fit(NamedTuple):
     def half_widths(self, chance: float) -> np.ndarray:
         """Half-widths of the intervals that miss a slope with this probability."""
         quantile = float(special.stdtrit(self.freedom, 1 - chance / 2))
-        return np.multiply(quantile, self.steady)
+        widths: np.ndarray = quantile * self.steady
+        return widths
 
     def is_flat(self) -> bool:
         """Whether it surely does not grow, and falls less than a mistake does."""
@@ -319,7 +320,8 @@ class Fit(NamedTuple):
         # A slope that fades with size is a correction of small models, not an exponent.
         lasts = tails > np.clip(0.8 * heads, edge, max(edge, 0.5))
         beyond = np.abs(self.slopes) - self.half_widths(chance) > edge
-        return np.logical_and(lasts, beyond)
+        found: np.ndarray = lasts & beyond
+        return found
 
 
 def _fit_layers(
