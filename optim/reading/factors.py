@@ -218,11 +218,11 @@ class Factors:
                     for end in self.ends(x)
                 ]
         reason = node
-        for x, y in pairs:
+        for apart, (x, y) in itertools.product((False, True), pairs):
             by = 1.0 if node.op == "div" else self.trunk(y)[1]
             try:
                 found = self.ends(x, by)
-                if self.depends(y, found):  # e.g. v of g v / |v|
+                if apart and self.depends(y, found):  # e.g. v of g v / |v|
                     with self.apart_from(e.param for e in found):
                         found = self.ends(x, by)
             except Failure as failure:

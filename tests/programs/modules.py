@@ -577,6 +577,26 @@ def haiku_layer_stack(n, L):
     return hk.without_apply_rng(hk.transform(forward)), X
 
 
+@program({"first/w": "I", r"block(_\d+)?/conv_[ab]/w": "Hb", r"block(_\d+)?/norm_a/.*": "Vb", r"block(_\d+)?/norm_b/.*": "Ve", "linear/w": "O", "linear/b": "F"}, deep=True)  # fmt: skip
+def haiku_residual_convolutions_with_batch_norms_in_training(n, L):
+    class Block(hk.Module):
+        def __call__(self, x):
+            y = x
+            for name in "ab":
+                y = hk.Conv2D(n, 3, with_bias=False, name=f"conv_{name}")(y)
+                y = hk.BatchNorm(True, True, 0.9, name=f"norm_{name}")(y, True)
+                y = jax.nn.relu(y) if name == "a" else y
+            return x + y
+
+    def forward(x):
+        x = hk.Conv2D(n, 3, with_bias=False, name="first")(x)
+        for _ in range(3 * L):
+            x = jax.nn.relu(Block(name="block")(x))
+        return hk.Linear(3)(x.mean((1, 2)))
+
+    return hk.without_apply_rng(hk.transform_with_state(forward)), IMAGE
+
+
 @program({"conv2_d/w": "I", "conv2_d/b": "V", "conv2_d_1/w": "H", "conv2_d_1/b": "V", "batch_norm/.*": "V", "linear/w": "O", "linear/b": "F"})  # fmt: skip
 def haiku_convolutions_with_state(n):
     def forward(x):
