@@ -9,7 +9,7 @@ import optax
 
 from ..rules.multipliers import RECIPES, Family, is_zero, shift
 from ..scales.paths import flatten, map_with_paths
-from ..scales.probe import Acting, Kind, Mode, mode, of_widest
+from ..scales.probe import Acting, Mode, mode, of_widest
 from ..scales.table import Scales
 from .transforms import (
     multiplied,
@@ -117,7 +117,7 @@ def add_decay(decay: Decay, scales: Scales, factors: Any = None) -> Transform:
         groups = {path: factor / own[path] for path, factor in groups.items()}
     if not (factors or groups):
         return added
-    acting = Acting(Kind.DECAYING, scales, factors or {}, groups)
+    acting = Acting(scales, factors or {}, groups)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:

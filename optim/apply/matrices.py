@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from ..rules.multipliers import multipliers, shape_of
+from ..rules.multipliers import multipliers, shape_factor
 from ..scales.paths import map_with_paths
 from ..scales.probe import mode
 from ..scales.table import Scales
@@ -103,12 +103,11 @@ def scale_by_shape(
     optimizer: str, scales: Scales, consistent_rms: float | None = None
 ) -> Transform:
     """Multiply updates by the shape factor of an optimizer."""
-    shape = shape_of(optimizer, consistent=consistent_rms is not None)
+    consistent = consistent_rms is not None
 
     def scale(path: str, x: jax.Array) -> jax.Array:
-        axes = scales[path].in_axes, scales[path].out_axes
         x = x if consistent_rms is None else x * consistent_rms
-        return x * shape(*(math.prod(x.shape[a] for a in each) for each in axes))
+        return x * shape_factor(optimizer, scales[path], x.shape, consistent=consistent)
 
     return optax.stateless(lambda u, _: map_with_paths(scale, u))
 

@@ -1,7 +1,6 @@
 """Stateless Optax transforms that multiply each leaf by one factor."""
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from ..rules.multipliers import family_of, is_one, multipliers
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import Role
 from ..scales.paths import map_with_paths
-from ..scales.probe import Acting, Kind, mode
+from ..scales.probe import Acting, mode
 from ..scales.table import ChainWarning, Scales, check_depth, check_scales
 from .initial_sizes import warn_of_readouts, warn_of_small
 
@@ -76,7 +75,7 @@ def scale_updates(
     rules = {p: multipliers(s, point, optimizer, **options) for p, s in scales.items()}
     rates = {path: rule.learning_rate for path, rule in rules.items()}
     groups = {path: module.update(family) for path, module in scales.modules.items()}
-    scaling = multiply_leaves(Kind.SCALING, rates, scales, groups)
+    scaling = multiply_leaves(Acting(scales, rates, groups, is_scaling=True))
     missing = missing_multipliers(scales)
 
     def init(params: optax.Params) -> optax.OptState:
@@ -122,7 +121,7 @@ def normalize_gradients(scales: Scales) -> optax.GradientTransformation:
     point = resolve(scales)
     sizes = {path: 1 / multipliers(s, point).gradient for path, s in scales.items()}
     groups = {path: module.multiplier for path, module in scales.modules.items()}
-    return multiply_leaves(Kind.NORMALIZING, sizes, scales, groups)
+    return multiply_leaves(Acting(scales, sizes, groups))
 
 
 def refuse_decay(scales: Scales, optimizer: str) -> None:
@@ -136,14 +135,11 @@ def refuse_decay(scales: Scales, optimizer: str) -> None:
             )
 
 
-def multiply_leaves(
-    kind: Kind, factors: Mapping[str, Any], scales: Scales, groups: Mapping[str, Any]
-) -> optax.GradientTransformation:
+def multiply_leaves(acting: Acting) -> optax.GradientTransformation:
     """Multiply updates, all of which need a scale, by the factors of their paths."""
-    acting = Acting(kind, scales, factors, groups)
 
     def init(params: optax.Params) -> optax.EmptyState:
-        scales.check_params(params)
+        acting.scales.check_params(params)
         return optax.EmptyState()
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

@@ -7,13 +7,12 @@ follow the weight alone. What an update does not have tells which mistake was ma
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from ..apply.transforms import resolve
 from ..rules.multipliers import GEOMETRIES, Family, Multipliers, multipliers
-from ..scales.probe import Kind, Mode, of_widest
+from ..scales.probe import Acting, Mode, of_widest
 from ..scales.table import Scales
 from .probing import Condition, Probe, Run, rms
 
@@ -66,8 +65,8 @@ def judge(
     factors: dict[str, float | None] = {}
     problems, hints = [], []
     for path in base[Condition(_LARGE)].first:
-        acts = {kind: acted.of(kind, path) for kind in Kind}
-        row = _Parameter(path, runs, acts, probe, rules[path], scales)
+        scaling = next(iter(acted.scalings.get(path, ())), None)
+        row = _Parameter(path, runs, scaling, probe, rules[path], scales)
         factors[path], updates = None, [row.update(which, _LARGE) for which in Mode]
         if not any(map(np.any, updates)):
             continue  # frozen
@@ -89,13 +88,13 @@ class _Parameter:
         self,
         path: str,
         runs: Mapping[Mode, Mapping[Condition, Run]],
-        acted: Mapping[Kind, list[Any]],
+        scaling: Acting | None,
         probe: Probe,
         rule: Multipliers,
         scales: Scales,
     ):
         self.path, self.scales = path, scales
-        self.runs, self.acted = runs, acted
+        self.runs, self.scaling = runs, scaling
         self.gradient, self.rate = rule.gradient, rule.learning_rate
         self.slope, self.weight = probe.slope(path), probe.weight(path)
         self.heavier = probe.leaves[path].weight
@@ -159,7 +158,7 @@ class _Parameter:
         """Power of the scaling's factors with which the update grows; 1 if unknown."""
         usual = rms(self.update(Mode.TARGET, _LARGE) - self.update(Mode.TARGET, 0.0))
         large = rms(self.enlarged(_LARGE) - self.enlarged(0.0))
-        if not (self.acted[Kind.SCALING] and usual > 0 and large > 0):
+        if not (self.scaling and usual > 0 and large > 0):
             return 1.0
         return math.log(large / usual, _LOUD)
 
@@ -237,7 +236,7 @@ class _Parameter:
 
     def reason(self, factor: float) -> str:
         """The likeliest mistake that gives this factor, with a remedy."""
-        scaling = next(iter(self.acted[Kind.SCALING]), None)
+        scaling = self.scaling
         if scaling is None:
             return (
                 "no scaling acts on it: use an optimizer of mupax.optim, or add "

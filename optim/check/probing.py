@@ -17,7 +17,7 @@ import optax
 
 from ..rules.multipliers import is_zero
 from ..scales.paths import flatten, map_with_paths
-from ..scales.probe import Acting, Kind, Mode, Recorder, running
+from ..scales.probe import Acting, Mode, Recorder, running
 
 # Most elements of a probe's target tree.
 _SIZE = 2**16
@@ -37,8 +37,7 @@ def acting(tx: Any, params: Any) -> Acting | None:
 
     with running(recorder):
         jax.eval_shape(step, shapes)
-    found = (a for (k, _), a in recorder.acted.items() if k is Kind.SCALING)
-    return next((next(iter(acted)) for acted in found), None)
+    return next((next(iter(each)) for each in recorder.scalings.values()), None)
 
 
 def _extra(tx: Any, grads: Any) -> dict[str, Any]:

@@ -101,13 +101,6 @@ def widened(fan_in: int, fan_out: int) -> float:
     return math.sqrt(max(1.0, fan_out / fan_in))
 
 
-def shape_of(optimizer: str, *, consistent: bool) -> Callable[[int, int], float]:
-    """The shape factor of an optimizer, or of Muon's `consistent_rms`."""
-    if consistent:
-        return lambda fan_in, fan_out: math.sqrt(max(fan_in, fan_out))
-    return RECIPES[optimizer].shape
-
-
 _ADAMS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop")
 # A new optimizer is a row here, and its function.
 RECIPES = {
@@ -264,7 +257,11 @@ def _of_part(
         rate = update / theta / raw
         if recipe.partner:
             # The rule has the powers of width already: the base's shape factor holds.
-            rate *= _shape_growth(scale, optimizer, consistent_rms)
+            small, large = (
+                shape_factor(optimizer, scale, x, consistent=consistent_rms is not None)
+                for x in (scale.base_shape, scale.shape)
+            )
+            rate *= small / large
     decayed = rate if recipe.decay == "rate" else 1.0
     if recipe.decay == "update":
         decayed = _of_part(scale, point, "adam").learning_rate
@@ -272,17 +269,13 @@ def _of_part(
     return Multipliers(init / theta, forward, rate, gradient, eps, decay, family)
 
 
-def _shape_growth(
-    matrix: ParamScale, optimizer: str, consistent_rms: float | None
+def shape_factor(
+    optimizer: str, scale: ParamScale, shape: tuple[int, ...], *, consistent: bool
 ) -> float:
-    """The shape factor of an optimizer at the base, over that at the target."""
-    shape = shape_of(optimizer, consistent=consistent_rms is not None)
-    both = matrix.in_axes, matrix.out_axes
-    small, large = (
-        shape(*(math.prod(sizes[a] for a in axes) for axes in both))
-        for sizes in (matrix.base_shape, matrix.shape)
-    )
-    return small / large
+    """What an optimizer, or Muon's `consistent_rms`, multiplies an update by."""
+    axes = scale.in_axes, scale.out_axes
+    sizes = [math.prod(shape[a] for a in each) for each in axes]
+    return math.sqrt(max(sizes)) if consistent else RECIPES[optimizer].shape(*sizes)
 
 
 def is_hidden_matrix(scale: ParamScale) -> bool:

@@ -19,22 +19,15 @@ class Mode(enum.Enum):
     TARGET = "all"
 
 
-class Kind(enum.Enum):
-    """What a transform of this package multiplies."""
-
-    SCALING = "updates, by the learning rates of the parametrization"
-    NORMALIZING = "gradients, by the inverse of their sizes"
-    DECAYING = "weight decay, where it is scaled together with the update"
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Acting:
     """A transform of this package; compared by identity."""
 
-    kind: Kind
     scales: Any  # the scales it was made from
     factors: Mapping[str, Any]  # by path; 1 for the others
     groups: Mapping[str, Any]  # those of groups of parameters, which the base has too
+    # Whether it multiplies updates by the learning rates of the parametrization.
+    is_scaling: bool = False
 
     def factor(self, path: str) -> Any:
         """The factor of one parameter in the mode of the running probe."""
@@ -43,17 +36,16 @@ class Acting:
             return group
         if mode() is Mode.TARGET:
             factor = of_widest(factor, self.scales[path])
-            if self.kind is Kind.SCALING:
+            if self.is_scaling:
                 factor = factor * running.value.loudness
         return factor if is_one(group) else factor * group
 
     def record(self, tree: Any) -> None:
-        """Note in a running probe that this acts on the parameters of a tree."""
-        if running.value is None:
+        """Note in a running probe that this scales the updates of a tree."""
+        if running.value is None or not self.is_scaling:
             return
         for path, _ in flatten(tree):
-            if path in self.factors:
-                running.value.acted.setdefault((self.kind, path), set()).add(self)
+            running.value.scalings.setdefault(path, set()).add(self)
 
 
 def of_widest(factor: Any, scale: ParamScale) -> Any:
@@ -68,17 +60,13 @@ def of_widest(factor: Any, scale: ParamScale) -> Any:
 
 
 class Recorder:
-    """The mode of one run, and the transforms that acted on each parameter."""
+    """The mode of one run, and the scalings of each parameter's update."""
 
     def __init__(self, which: Mode):
         self.which = which
         self.loudness: Any = 1.0  # a factor of the factors of scalings, at the target
         # Sets, because a loop may trace its body more than once.
-        self.acted: dict[tuple[Kind, str], set[Acting]] = {}
-
-    def of(self, kind: Kind, path: str) -> list[Acting]:
-        """The transforms of this kind that acted on a parameter."""
-        return list(self.acted.get((kind, path), ()))
+        self.scalings: dict[str, set[Acting]] = {}
 
 
 # A user context is part of the cache key of compiled functions. So functions that a
