@@ -285,6 +285,18 @@ def test_scales_of_a_deeper_model_are_a_warning():
         tx.init(state(made[1](), nnx.All(nnx.Param, nnx.PathContains(part))))
 
 
+def test_a_function_that_branches_on_the_values_of_its_arrays_is_computed():
+    def build(width):
+        rates = jnp.linspace(0, 0.5, 2)  # of dropping a path, in many vision models
+        return [jnp.zeros((3, width)) for rate in rates if rate > 0]
+
+    models = (lambda: build(4)), (lambda: build(8))
+    for given in ({"axes": {"0": "i -> o"}}, {"inputs": (jnp.ones(3),)}):
+        call = (lambda p, x: x @ p[0]) if "inputs" in given else None
+        scales = optim.infer_scales(*models, **given, call=call)
+        assert scales["0"].width_out == 2
+
+
 def test_parameters_left_out_by_none_are_left_out():
     tx = optim.adam(0.1, SCALES)
     frozen = {**params(), "hidden": None}

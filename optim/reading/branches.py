@@ -729,7 +729,7 @@ class Branches:
         loop = add.loop
         while loop:
             length, parent, is_time = self._program.loops[loop]
-            if is_time and self._program.carries_through(trunk, loop):
+            if is_time and not self._is_within_a_step(trunk, end, loop):
                 return None  # a recurrence over time
             runs *= 1 if is_time else length
             loop = parent
@@ -759,6 +759,15 @@ class Branches:
             1,
             is_average,
         )
+
+    def _is_within_a_step(self, trunk: Node, end: Node, loop: int) -> bool:
+        """Whether a step of a loop over time computes a branch from its own input."""
+
+        def before(node: Node) -> list[Node]:
+            return [] if node.op == "carry" and node.loop == loop else earlier(node)
+
+        is_own = not self._program.carries_through(trunk, loop)
+        return is_own and any(x is trunk for x in reach([end], before))
 
     def terms(self, node: Node) -> list[Node]:
         """The values in a sum, before gains and biases."""

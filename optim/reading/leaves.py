@@ -88,11 +88,16 @@ def _trace(model: Any, which: str, read: Leaves) -> None:
 def build_abstract(build: Any, which: str, *arguments: Any) -> None:
     """Run a function that builds a model under `jax.eval_shape`.
 
+    A function that needs the values of its arrays, e.g. to branch on a rate of dropout
+    out of `jnp.linspace`, is computed.
+
     Raises:
       ValueError: it changes an object from outside, e.g. an `nnx.Rngs`.
     """
     try:
         jax.eval_shape(build, *arguments)
+    except jax.errors.ConcretizationTypeError:
+        build(*arguments)
     except Exception as error:
         if type(error).__name__ != "TraceContextError":
             raise

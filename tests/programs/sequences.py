@@ -19,6 +19,30 @@ def scan_time(step, start, *xs):
     return ys.swapaxes(0, 1)
 
 
+@program(
+    {**ENDS, r"b/\d/(w|u)": "Hb", r"b/\d/o": "He"},
+    deep=True,
+    asks="no residual branch",
+)
+def layers_of_a_recurrence_without_skips(n, L, remedy=False):
+    """What a step adds to its input, it computes from the inputs before."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, w=(n, n), u=(n, n), o=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+
+            def step(h, x, w=w):
+                return (h := jnp.tanh(x[0] + h @ w["u"])), h
+
+            h = scan_time(step, jnp.zeros((2, n)), x @ w["w"])
+            x = h @ w["o"] + (x if remedy else 0)
+        return x @ p["out"]
+
+    return p, S, call
+
+
 @program({"wi": "I", "wh": "H", "b": "V", "out": "O"})
 def gru_with_gates_side_by_side(n):
     p = zeros(wi=(5, 3, n), wh=(n, 3, n), b=(3, n), out=(n, 3))
