@@ -44,7 +44,7 @@ def compare(
     found = {path: _scale(pair, depth, path) for path in pair.leaves}
     carry, beyond = Carry(pair, found), depth.largest
     constants = Constants(pair, depth, carry)
-    if not depth.counted and pair.deeper:
+    if pair.deeper and not (depth.ratios or depth.averaged):
         beyond = depth.plain(point)
     elif own is None:
         point = constants.follow(depth.counted, point)

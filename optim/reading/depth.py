@@ -343,14 +343,14 @@ class Depth:
                 )
 
     def plain(self, point: Parametrization | None) -> float:
-        """The depth ratio of a network without residual branches."""
+        """The depth ratio of layers without residual branches."""
         path, ratio = next(iter(self._pair.deeper.items()))
         if point is None or (point.branches_only and point.name not in ("sp", "mup")):
             raise ValueError(
                 f"the target has {ratio:g} times as many layers like {path!r} as the "
-                "base, and the program has no residual branch: x + f(x). Where gates "
+                "base, and no residual stream that gets deeper: x + f(x). Where gates "
                 "g shrink x, write x + c * (g * (f(x) - x)) with c = base depth / "
-                "depth; for a network without residual branches, pass "
+                "depth; for layers without residual branches, pass "
                 "parametrization='mup', or build both with the same depth"
             )
         return ratio

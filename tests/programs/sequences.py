@@ -22,7 +22,7 @@ def scan_time(step, start, *xs):
 @program(
     {**ENDS, r"b/\d/(w|u)": "Hb", r"b/\d/o": "He"},
     deep=True,
-    asks="no residual branch",
+    asks="no residual stream",
 )
 def layers_of_a_recurrence_without_skips(n, L, remedy=False):
     """What a step adds to its input, it computes from the inputs before."""

@@ -295,6 +295,26 @@ def number_of_layers_that_is_an_input(n, L, remedy=False):
     return p, (*X, jnp.array(L)), call
 
 
+@program(
+    {**ENDS, r"b/\d/0": "Hb", r"b/\d/1": "He"}, deep=True, asks="no residual stream"
+)
+def more_layers_in_each_of_two_branches(n, L, remedy=False):
+    blocks, kernels = (L, 2) if remedy else (2, L)
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": [[jnp.zeros((n, n)) for _ in range(kernels)] for _ in range(blocks)]}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for block in p["b"]:
+            y = x
+            for w in block:
+                y = jax.nn.relu(y) @ w
+            x = x + y
+        return x @ p["out"]
+
+    return p, X, call
+
+
 @program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
 def stream_as_the_sum_of_a_stack(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
