@@ -828,20 +828,49 @@ def test_a_value_on_many_paths_is_followed_once():
     optim.infer_scales(small, large, inputs=X, call=run)
 
 
-def test_a_circulant_kernel_is_asked_about_and_its_remedy_works():
-    def call(p, x):
-        n = len(p["w"])
-        places = (jnp.arange(n)[:, None] - jnp.arange(n)[None]) % n
-        return jnp.tanh(x @ p["i"]) @ p["w"][places] @ p["o"]
+def circulant(p, x):
+    n = len(p["w"])
+    places = (jnp.arange(n)[:, None] - jnp.arange(n)[None]) % n
+    return jnp.tanh(x @ p["i"]) @ p["w"][places] @ p["o"]
 
-    small, large = (kit.zeros(i=(5, n), w=(n,), o=(n, 3)) for n in (8, 32))
+
+def tensor_train(p, x):
+    w = jnp.einsum("iar,rjc->ijac", p["w"], p["u"]).reshape(len(p["u"]), -1)
+    return jnp.tanh(jnp.tanh(x @ p["i"]) @ w) @ p["o"]
+
+
+def inner_step(p, x):
+    """An inner step of SGD with learned rates, as in Meta-SGD."""
+
+    def run(p):
+        return jnp.tanh(x @ p["i"]) @ p["o"]
+
+    step = jax.grad(lambda i: (run(p | {"i": i}) ** 2).mean())(p["i"])
+    return run(p | {"i": p["i"] - p["w"] * (p["i"].shape[1] * step)})
+
+
+@pytest.mark.parametrize(
+    ("call", "shapes", "role"),
+    [
+        (circulant, lambda n: {"w": (n,)}, "vector"),
+        (tensor_train, lambda n: {"w": (2, 2, n), "u": (n, n // 2, n // 2)}, "input"),
+        (inner_step, lambda n: {"w": (5, n)}, "vector"),
+    ],
+)
+def test_a_kernel_whose_axes_are_asked_about_has_a_remedy_that_works(
+    call, shapes, role
+):
+    small, large = (kit.zeros(i=(5, n), o=(n, 3), **shapes(n)) for n in (8, 32))
     read = functools.partial(
         optim.infer_scales, small, large, inputs=(kit.floats(2, 5),), call=call
     )
-    with pytest.raises(ValueError, match=r"test_reading\.py:\d+") as error:
-        read()
-    remedy = re.search(r"axes=(\{.*?\})", str(error.value))
-    assert read(axes=ast.literal_eval(remedy[1]))["w"].role == "vector"
+    axes: dict[str, str] = {}
+    for _ in shapes(8):
+        with pytest.raises(ValueError, match=r"test_reading\.py:\d+") as error:
+            read(axes=axes)
+        remedy = re.search(r"axes=(\{.*?\})", str(error.value))
+        axes |= ast.literal_eval(remedy[1])
+    assert read(axes=axes)["w"].role == role
 
 
 def test_a_sum_is_the_same_after_python_has_specialized_its_code():

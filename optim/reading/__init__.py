@@ -9,8 +9,8 @@ From what is known first to what follows from it:
 - `joints`, `segments`: fused parameters as several, where the program cuts them.
 - `axes`, `roles`: what each axis of each parameter does; `heads` of attention.
 - `factors`: the parameters that a value is linear in, and the constants beside them.
-- `branches`, `totals`: residual additions, and sums over layers that do not read the
-  sum.
+- `branches`, `again`, `totals`: residual additions, what they add again, and sums over
+  layers that do not read the sum.
 - `degrees`, `sums`: whether the scale of a value matters; sums of products of
   activations, which need a factor where their number of terms grows.
 - `facts`: all of this for one model.

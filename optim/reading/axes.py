@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from .links import ELEMENTWISE, indices, is_known, walks_layers
+from .links import ELEMENTWISE, index_of, indices, is_known, walks_layers
 from .program import (
     CONVOLUTION,
     MOVES,
@@ -442,6 +442,9 @@ class Axes:
         if self._gated_rows(node):
             return
         seeds = self._seeds(node, sides) if lc else (False, False)
+        if left.weight and right.weight and self._meets_both(node, sides):
+            self._give_up(node)  # either kernel may be the one that sums, in a train
+            return
         if left.weight and right.weight and not any(seeds):
             self._product_of_weights(node, sides)
             return
@@ -593,6 +596,25 @@ class Axes:
         if [*gone] == [len(right.shape) - 1] and self._stays(right, gone):
             return False, True  # kernel @ activation, of each query
         return self._leads_on(node), False  # most libraries: activation @ kernel
+
+    def _meets_both(self, node: Node, sides: Sequence[Side]) -> bool:
+        """Whether one product with data sums over axes of both factors, which grow."""
+        (left, gone, both, _), (right, more, *_) = sides
+        free = len(left.shape) - len(gone)
+        grow = [
+            any(self._of(x)[a] & self.growing for a in axes)
+            for x, axes in ((left, gone), (right, more))
+        ]
+        todo, summed = [(node, a, a) for a in range(len(node.shape))], set[int]()
+        while todo and all(grow):
+            at, axis, own = todo.pop()
+            for user in self.uses(at):
+                index = index_of(user, user.operands.index(at), axis)
+                if index is not None and index.out is None and user.data:
+                    summed |= {own} if user.op == "dot_general" else set()
+                elif index is not None and index.out is not None and user.op in MOVES:
+                    todo.append((user, index.out, own))
+        return any(len(both) <= a < free for a in summed) and max(summed) >= free
 
     def _stays(self, node: Node, gone: Sequence[int]) -> bool:
         """Whether only the axes grow that are summed over, as of a few queries."""

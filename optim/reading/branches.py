@@ -395,6 +395,8 @@ class Branches:
         ranks = len(one.shape), len(other.shape)
         if not (one.data and other.data and all(ranks)):
             return None
+        if self._axes.is_step(other) and self._is_parameter(one):
+            return None  # after steps of an inner optimizer
         is_sum, pairs = node.op == "add", _summands(node)
         for skip, end in pairs:
             (trunk, times), (_, less) = map(self.factors.trunk, (skip, end))
@@ -440,6 +442,13 @@ class Branches:
         if not is_sum or one.shape != other.shape:
             return None
         return self._carried(node, pairs) or self._projected(node)
+
+    def _is_parameter(self, node: Node) -> bool:
+        """Whether it is a parameter, perhaps after steps of an inner optimizer."""
+        node, _ = self.factors.trunk(node)
+        while node.op == "carry" or (node.op in ("add", "sub") and node.data):
+            node, _ = self.factors.trunk(node.operands[0])
+        return node.weight
 
     def _carried(self, node: Node, pairs: Sequence[tuple[Node, Node]]) -> Branch | None:
         """x + f(y), where the sum is the next x of a loop whose layers read x too."""

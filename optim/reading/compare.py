@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
 from ..scales.declare import Declarations
+from ..scales.patterns import pattern
 from ..scales.table import Scales, some
 from .carry import Carry
 from .constants import Constants
@@ -91,6 +92,16 @@ def _scale(pair: Pair, depth: Depth, path: str) -> ParamScale:
             f"({role.line}); build both by the same code. An einsum of several "
             "operands multiplies them in an order that depends on sizes: split it "
             "into einsums of two operands"
+        )
+    rates = [e.node for e in pair.large.events(path) if e.node.op == "mul"]
+    rates = [x for x in rates if any(map(pair.large.axes.is_step, x.operands))]
+    if rates and grows and role.node is not None:  # not declared with "!"
+        axes = " ".join("abcdefgh"[: len(pair.leaves[path].shape)])
+        raise ValueError(
+            f"{path!r} multiplies a gradient ({rates[0].line}), which shrinks as the "
+            "outputs of its kernel grow, while updates are to shrink as the inputs "
+            "do; multiply the gradient by (number of outputs / number of inputs) of "
+            f"what grows, and declare axes={{r'{pattern(path)}': '-> {axes}!'}}"
         )
     if pair.counts_layers(path):
         every = tuple(range(len(pair.leaves[path].shape)))

@@ -133,6 +133,8 @@ class Parallel:
             if mask & whole:
                 return None  # one of them reads another
             whole |= mask
+        if not whole:
+            return None  # a loop takes each from a stack
         paths = [{self._owners[i] for i in _bits(mask)} for mask in own]
         number = Counter(name for x in paths for name in {*map(self._named, x)})
         key = node.op, node.spot

@@ -577,21 +577,30 @@ for name, reduced in STACKED.items():
     program({"in": "I", "m/(up|d)": "H", "out": "O"}, carries=carries)(make)
 
 
-@program({"in": "I", "m/(up|d)": "H", "out": "O"}, asks=r"adds up .* jax\.vmap")
-def branch_of_members_that_a_loop_adds_up(n, remedy=False):
-    p = zeros(
-        **{"in": (5, n), "out": (n, 3)}, m=dict(up=(n // 4, n, 8), d=(n // 4, 8, n))
+for spelling in "that_a_loop_adds_up", "taken_by_number_that_a_loop_adds_up":
+
+    def make(n, remedy=False, spelling=spelling):
+        p = zeros(
+            **{"in": (5, n), "out": (n, 3)}, m=dict(up=(n // 4, n, 8), d=(n // 4, 8, n))
+        )
+
+        def call(p, x):
+            x = x @ p["in"]
+            f = lambda w: jnp.tanh(x @ w["up"]) @ w["d"]
+            if remedy:
+                return (x + jax.vmap(f)(p["m"]).sum(0)) @ p["out"]
+            if spelling == "that_a_loop_adds_up":
+                y, _ = jax.lax.scan(lambda y, w: (y + f(w), None), 0 * x, p["m"])
+                return (x + y) @ p["out"]
+            add = lambda i, y: y + f({k: w[i] for k, w in p["m"].items()})
+            return (x + jax.lax.fori_loop(0, n // 4, add, 0 * x)) @ p["out"]
+
+        return p, X, call
+
+    make.__name__ = f"branch_of_members_{spelling}"
+    program({"in": "I", "m/(up|d)": "H", "out": "O"}, asks=r"adds up .* jax\.vmap")(
+        make
     )
-
-    def call(p, x):
-        x = x @ p["in"]
-        f = lambda w: jnp.tanh(x @ w["up"]) @ w["d"]
-        if remedy:
-            return (x + jax.vmap(f)(p["m"]).sum(0)) @ p["out"]
-        y, _ = jax.lax.scan(lambda y, w: (y + f(w), None), 0 * x, p["m"])
-        return (x + y) @ p["out"]
-
-    return p, X, call
 
 
 # A logarithm makes the number of members an addend, which has no gradient.
