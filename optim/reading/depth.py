@@ -1,5 +1,6 @@
 """How much deeper each residual stream gets, and which parameters that concerns."""
 
+import functools
 from collections.abc import Mapping
 
 from ..rules.parametrizations import Parametrization
@@ -271,11 +272,17 @@ class Depth:
                 if not {x.node.id for x in model.events(path)} <= streams:
                     acts.setdefault(path, []).append(b)
         small = self._pair.like(counted)
+
+        @functools.cache
+        def is_condition(name: str) -> bool:
+            """Of one block. What all blocks share is outside, and the norms of a stream
+            that other streams read: each acts through more or less.
+            """
+            return model.all_fed(counted, name) == self._small.all_fed(small, name)
+
         for path in self._pair.leaves.keys() - acts.keys():
-            now = self._large.fed(counted, path)
-            then = self._small.fed(small, self._pair.twin[path]) if now else None
-            # The conditioning of one block; what all blocks share is outside.
-            if now and then and now[0] == then[0]:
+            now = model.fed(counted, path)
+            if now and is_condition(model.opened(path)):
                 acts[path] = now[1]
         found = {path: self._ratio_of(path, acts[path]) for path in acts}
         if numbers[0] != numbers[1]:

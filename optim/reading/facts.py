@@ -297,6 +297,11 @@ class Facts:
         number = sum(b.runs for b in feeds) / self.copies(path)
         return (number, feeds) if feeds else None
 
+    def all_fed(self, branches: list[Branch], name: str) -> set[float]:
+        """Through how many branches each parameter of a name alone acts."""
+        paths = (p for p in self.reading.path_of if self.opened(p) == name)
+        return {found[0] if (found := self.fed(branches, p)) else 0.0 for p in paths}
+
     def numbers(self) -> Counter[frozenset[str]]:
         """The most terms of one sum that the same parameters compute."""
         most: Counter[frozenset[str]] = Counter()

@@ -365,7 +365,7 @@ class Program:
         name = _OTHER_NAMES.get(name, name)
         if name in _IDENTITIES:
             return operands
-        is_zero = name in ("add", "sub") and operands[1].value == 0
+        is_zero = name == "sub" and operands[1].value == 0
         if is_zero and operands[0].shape == equation.outvars[0].aval.shape:
             return operands[:1]  # nothing is added
         if name == "sub" and operands[1].op == "neg":

@@ -556,28 +556,36 @@ def learned_queries_alone_before_their_first_branch(n, L):
         **ENDS,
         "place": "V",
         "query": "Vba",
-        r"b/\d/(c?[qkv]|u)": "Hb",
-        r"b/\d/(c?o|d)": "He",
+        r"[eb]/\d/(c?[qkv]|u)": "Hb",
+        r"[eb]/\d/(c?o|d)": "He",
+        r"[eb]/\d/g": "Vm",
     },
     deep=True,
 )
 def detr_with_norms_after_its_branches_for_single_examples(n, L):
     """Queries start at zero. What is added to the image is the same in all layers."""
-    names = ("q", "k", "v", "o", "cq", "ck", "cv", "co", "u", "d")
+    own = ("q", "k", "v", "o", "u", "d")
+    cross = ("cq", "ck", "cv", "co")
     p = zeros(**ends(n), place=(4, n), query=(3, n))
-    p |= {"b": layers(L, **dict.fromkeys(names, (n, n)))}
+    p |= {"e": layers(L, g=(2, n), **dict.fromkeys(own, (n, n)))}
+    p |= {"b": layers(L, g=(3, n), **dict.fromkeys(own + cross, (n, n)))}
 
     def attend(q, k, v):
         return jax.nn.softmax(q @ k.T / n) @ v
 
     def one(p, x):
         x, z = x @ p["in"], jnp.zeros_like(p["query"])
+        for w in p["e"]:
+            x = attend(x @ w["q"], x @ w["k"], x @ w["v"]) @ w["o"] + x
+            x = norm(x) * w["g"][0]
+            x = norm(x + jax.nn.relu(x @ w["u"]) @ w["d"]) * w["g"][1]
         for w in p["b"]:
             y = z + p["query"]
-            z = norm(z + attend(y @ w["q"], y @ w["k"], z @ w["v"]) @ w["o"])
+            z = attend(y @ w["q"], y @ w["k"], z @ w["v"]) @ w["o"] + z
+            z = norm(z) * w["g"][0]
             q, k = (z + p["query"]) @ w["cq"], (x + p["place"]) @ w["ck"]
-            z = norm(z + attend(q, k, x @ w["cv"]) @ w["co"])
-            z = norm(z + jax.nn.relu(z @ w["u"]) @ w["d"])
+            z = norm(attend(q, k, x @ w["cv"]) @ w["co"] + z) * w["g"][1]
+            z = norm(z + jax.nn.relu(z @ w["u"]) @ w["d"]) * w["g"][2]
         return z @ p["out"]
 
     return p, (floats(2, 4, 5),), lambda p, x: jax.vmap(one, (None, 0))(p, x)
