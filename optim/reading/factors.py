@@ -129,7 +129,9 @@ class Factors:
         elif node.op == "scatter-add":
             operands = [node.operands[0], node.operands[2]]
         elif node.op == "dynamic_update_slice":
-            operands = node.operands[:2]
+            buffer, new = node.operands[:2]
+            # A loop writes its results into it, part by part.
+            operands = [buffer.operands[0] if buffer.op == "carry" else buffer, new]
         elif node.op == "select_n":
             mask, *cases = node.operands
             operands = [self._kept(mask, x) for x in cases]

@@ -47,6 +47,27 @@ def grouped_queries_sliced_in_a_loop(n, L):
     return p, S, call
 
 
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/c": "Ve"}, deep=True)
+def branches_that_a_loop_computes_part_by_part(n, L):
+    """As AlphaFold's, in inference: results are written into an array of zeros."""
+    p = zeros(**ends(n)) | {"b": layers(L, u=(n, n), d=(n, n), c=(n,))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+
+            def part(i, results, x=x, w=w):
+                h = jax.nn.relu(lax.dynamic_slice_in_dim(x, i, 1, 1) @ w["u"])
+                return lax.dynamic_update_slice_in_dim(
+                    results, h @ w["d"] + w["c"], i, 1
+                )
+
+            x = x + lax.fori_loop(0, x.shape[1], part, jnp.zeros_like(x))
+        return x @ p["out"]
+
+    return p, S, call
+
+
 @program(
     {**ENDS, r"b/\d/qkv": "Hb", r"b/\d/o": "He", r"b/\d/s": "Vb"},
     deep=True,
