@@ -29,7 +29,7 @@ def _matching(pattern: str, scales: Scales) -> list[str]:
 
 
 def for_modules(scales: Scales, modules: Mapping[str, Mapping[str, Any]]) -> Scales:
-    """Set hyperparameters per group of parameters.
+    """Set hyperparameters per group of parameters, in a copy of the scales.
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
@@ -45,9 +45,6 @@ def for_modules(scales: Scales, modules: Mapping[str, Mapping[str, Any]]) -> Sca
           weights (in `rescale_init`) and their updates, so that the network trains as
           with a multiplier. On all parameters of a branch's last layer it is a branch
           multiplier.
-
-    Returns:
-      A copy of the scales.
 
     Raises:
       ValueError: a pattern matches nothing, names an unknown role, or matches a path

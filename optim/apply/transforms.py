@@ -19,7 +19,7 @@ from .initial_sizes import warn_of_readouts, warn_of_small
 def scale_by_parametrization(
     scales: Scales, family: str = "adam"
 ) -> optax.GradientTransformation:
-    """Multiply each parameter's update by its learning-rate multiplier.
+    """Multiply each parameter's update by its learning-rate multiplier; stateless.
 
     Put it after the transform that determines the update (e.g. `optax.scale_by_adam`)
     and before weight decay and learning rate, which it must not scale. Chain it by
@@ -31,10 +31,6 @@ def scale_by_parametrization(
         "relative" or another `Family`; or the name of an optimizer, e.g. "lion". "muon"
         and the like stand for whole optimizers, with AdamW for all but hidden matrices;
         after `optax.contrib.scale_by_muon` pass "spectral".
-
-    Returns:
-      A stateless `optax.GradientTransformation`. Its `init` checks that `scales` were
-      made for the parameters.
 
     Raises:
       ValueError: the family is unknown, the parametrization's depth rule does not

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from ..reading.axes import Axes, Event, Use
-from ..reading.branches import Branch, Branches
+from ..reading.branches import Branches
 from ..reading.program import MOVES, Node, Program, is_scaled, origin
 
 STREAM = "stream after "
@@ -175,14 +175,10 @@ class Recording:
                 if not self.layers[other].branch:
                     inner = dataclasses.replace(self.layers[other], branch=name)
                     self.layers[other] = inner
-            param, factor = self._end(branch), branch.constant
-            layer = Layer(branch.add.line, param, name, factor)
+            # The parameter in which it ends: its kernel rather than its bias.
+            ends = (self._paths[end.param] for end in branch.ends if end.is_kernel)
+            layer = Layer(branch.add.line, next(ends, ""), name, branch.constant)
             self._add(STREAM + name, branch.add, layer)
-
-    def _end(self, branch: Branch) -> str:
-        """The parameter in which a branch ends; its kernel rather than its bias."""
-        paths = [self._paths[end.param] for end in branch.ends if end.is_kernel]
-        return paths[0] if paths else ""
 
     def _add_outputs(self) -> None:
         known = {x.id for x in self._nodes.values()}

@@ -77,9 +77,6 @@ def check_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
       params: the parameters, or their abstract shapes, as the optimizer gets them.
         Needed if `tx` holds a tree of masks or labels that is not a dictionary.
 
-    Returns:
-      A `ChainCheck`, with hints if something may be wrong.
-
     Raises:
       ValueError: an update is wrong (the message has the path, what was measured, and
         what to do), or `tx` cannot be run.
@@ -160,13 +157,11 @@ _inside = contextvars.ContextVar("inside", default=False)
 def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
     """`optax.chain` whose first `init` runs it as `check_chain` does.
 
+    It takes about a second, and is skipped if hyperparameters are traced values.
+
     Args:
       *transforms: as in `optax.chain`. One of them, or of those inside of them, must
         be a scaling: `scale_by_parametrization`, or an optimizer of this package.
-
-    Returns:
-      The result of `optax.chain`, with the same state. The check takes about a second.
-      It is skipped if hyperparameters are traced values.
 
     Raises:
       ValueError: a transform is not one of Optax's kind; from `init`, as `check_chain`,

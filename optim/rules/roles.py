@@ -261,7 +261,7 @@ def param_scale(
     heads_out: float = 1.0,
     **more: Any,
 ) -> ParamScale:
-    """Build the scale of a parameter whose axes are known.
+    """Build the scale of a parameter whose axes are known, with role and ratios.
 
     Args:
       path: its path.
@@ -275,9 +275,6 @@ def param_scale(
         are summed over, or whose outputs are read, together, e.g. one for each head;
         the inverse for heads that share an axis with the inputs of each.
       **more: further fields of `ParamScale`.
-
-    Returns:
-      A `ParamScale` with role and width ratios filled in.
 
     Raises:
       ValueError: the two shapes have different ranks.
