@@ -297,6 +297,18 @@ def test_a_function_that_branches_on_the_values_of_its_arrays_is_computed():
         assert scales["0"].width_out == 2
 
 
+def test_a_kernel_that_only_the_target_has_and_splits():
+    def build(width, *names):
+        return {name: jnp.zeros((len(name), width, 5)) for name in names}
+
+    def call(p, x):
+        return [y * len(w) for w in p.values() for y in jnp.einsum("d,sdh->sh", x, w)]
+
+    small, large = build(5, "q", "kv"), build(5, "qkv")
+    with refuses("no parameter like the target's 'qkv'", "by the same code"):
+        optim.infer_scales(small, large, inputs=(jnp.ones(5),), call=call)
+
+
 def test_parameters_left_out_by_none_are_left_out():
     tx = optim.adam(0.1, SCALES)
     frozen = {**params(), "hidden": None}

@@ -73,11 +73,11 @@ def segmented(
         if pairings[0].counts_layers(path):
             continue
         told = given.axes(path, large.leaves[path].shape)
-        names = [path, *(twin[path] or "" for twin in twins)]
-        if told is None or not told.insists:
+        names = [path, *(name for twin in twins if (name := twin[path]))]
+        if len(names) == len(found) and not (told and told.insists):
             each = [ways.get(n, Ways()) for ways, n in zip(found, names, strict=True)]
             shapes = [
-                reading.leaves[name].shape if name else ()
+                reading.leaves[name].shape
                 for reading, name in zip((large, *others), names, strict=True)
             ]
             numbered = _numbered(path, each, shapes)
