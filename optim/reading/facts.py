@@ -450,6 +450,15 @@ class Facts:
         Parameters can carry a multiplier for what they are used for alone, other than
         for `others`: factors of the sums that need it, or kernels at a branch's end.
         """
+
+        def matters(node: Node) -> bool:
+            """Whether a use changes a result with its scale, e.g. not before norms."""
+            own = stops if node.id in nodes else set[tuple[int, int]]()
+            way = self.branches.escapes(node, own, others)
+            return bool(
+                way and (others or not self.sums.is_scale_free(node, stops=own))
+            )
+
         return next(
             (
                 event.node
@@ -459,9 +468,7 @@ class Facts:
                 and event.node.data
                 and any(x.weight for x in event.node.operands)  # not rows of before
                 and not self._is_penalty(event)
-                and self.branches.escapes(
-                    event.node, stops if event.node.id in nodes else set(), others
-                )
+                and matters(event.node)
             ),
             None,
         )

@@ -8,7 +8,7 @@ sum over a kernel and activations needs none: the kernel's size shrinks.)
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from .axes import Axes, is_identity
@@ -134,9 +134,20 @@ class Sums:
             node = user
         return node
 
-    def is_scale_free(self, *nodes: Node) -> bool:
-        """Whether multiplying values by a constant changes no result."""
-        return self._matters(*nodes) is None
+    def is_scale_free(
+        self, *nodes: Node, stops: Set[tuple[int, int]] = frozenset()
+    ) -> bool:
+        """Whether multiplying values by a constant changes no result.
+
+        Apart from what they change through (operation, operand) pairs of ids.
+        """
+
+        def uses(node: Node) -> list[Node]:
+            every = self._axes.uses(node)
+            return [x for x in every if (x.id, node.id) not in stops]
+
+        matters = constant_that_matters(nodes, uses, self._outputs, self._is_layer)
+        return matters is None
 
     def _norms(self, by: Node) -> Iterator[Node]:
         """The sums of which, or of whose roots, a divisor is a product."""

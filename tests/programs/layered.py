@@ -645,3 +645,25 @@ for name, add in {
 
     make.__name__ = f"some_layers_whose_two_branches_are_added_{name}"
     program(BLOCK, deep=True)(make)
+
+
+# As in data2vec: what a norm makes of a branch does not change with its multiplier.
+@program(
+    {"[st]/in": "I", r"[st]/b/\d/u": "Hb", r"[st]/b/\d/d": "He", "out": "H"}, deep=True
+)
+def targets_of_the_last_branches_of_a_teacher(n, L):
+    p = {k: zeros(**{"in": (5, n)}) | {"b": layers(L, u=(n, n), d=(n, n))} for k in "st"}  # fmt: skip
+
+    def run(p, x):
+        x, every = x @ p["in"], []
+        for w in p["b"]:
+            every.append(mlp(w, norm(x)))
+            x = x + every[-1]
+        return x, every
+
+    def call(p, x):
+        last = run(p["t"], x)[1][-2:]
+        goal = jax.lax.stop_gradient(sum(map(norm, last)) / 2)
+        return ((run(p["s"], x)[0] @ p["out"] - goal) ** 2).mean()
+
+    return p | zeros(out=(n, n)), (floats(2, 6, 5),), call
