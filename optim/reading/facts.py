@@ -349,8 +349,14 @@ class Facts:
             if accumulates:
                 return self.side(term)
             return [], self.factors.size(node)
-        kernels = [e for e in ends if e.is_kernel] or ends
-        return ends, kernels[0].factor * kernels[0].unit
+        kernel = next((e for e in ends if e.is_kernel), ends[0])
+        before = [x for x in kernel.node.operands if x.data]
+        # What multiplies the layer before it, e.g. an embedding, is carried by that.
+        is_own = not (before and self.factors.belongs_to_layer(before[0]))
+        factor = (
+            kernel.factor if is_own else kernel.factor / self.factors.inner(before[0])
+        )
+        return ends, factor * kernel.unit
 
     def params(self, side: Node) -> frozenset[str]:
         return frozenset(self.path(e) for e in self.side(side)[0])

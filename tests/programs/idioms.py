@@ -114,6 +114,18 @@ def embedding_times_the_root_of_the_width(n):
     return p, T, call
 
 
+@program({"in": "I", "[qkv]": "H", "out": "O"}, carries={"in": 0.5, "q": 0.5})
+def queries_of_an_embedding_that_is_multiplied(n):
+    """As in the first transformers, whose norms come after the branches."""
+
+    def call(p, t):
+        x = p["in"][t] * n**0.5
+        a = jnp.einsum("btd,bsd->bts", x @ p["q"], x @ p["k"]) / n**0.5
+        return norm(jax.nn.softmax(a) @ x @ p["v"]) @ p["out"]
+
+    return zeros(**{"in": (7, n), "out": (n, 3)}, q=(n, n), k=(n, n), v=(n, n)), T, call
+
+
 @program({**ENDS, "mu": "H", "rho": "H", "b": "V"})
 def bayesian_layer_with_sampled_weights(n):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, mu=(n, n), rho=(n, n), b=(n,))
