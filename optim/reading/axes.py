@@ -105,8 +105,6 @@ class Axes:
         self.scalers: set[int] = set()
         self._diagonal: set[int] = set()
         self._steps: dict[int, bool] = {}
-        # Products of functions of parameters with constants, and the axes summed over.
-        self._mixed_axes: dict[int, frozenset[Axis]] = {}
         self.hot: set[int] = set()
         self.kernel_sums: dict[int, list[Node]] = {}
         self.seeds: set[tuple[int, int]] = set()
@@ -499,13 +497,9 @@ class Axes:
             chosen = self._chosen(other, summed) | few
             copy = Use.COPY if summed - few - {None} else Use.TABLE
             every = [x for x in indices(node) if k in x.axes]
-            mixed = self._mixed_in(kernel) & NONE.union(*labels)
-            keys = not any(labels[x.axes[k]] & mixed for x in every if x.out is None)
             for index in every:
                 axes, shared = labels[index.axes[k]], 1 - k in index.axes
-                if mixed and keys:  # a first layer of constants, e.g. of sinusoids
-                    marks.append((axes, Use.IN if axes & mixed else Use.OUT))
-                elif index.out is None and index.axes.get(1 - k, -1) in chosen:
+                if index.out is None and index.axes.get(1 - k, -1) in chosen:
                     marks.append((axes, copy))
                     self._batched(node, other, index.axes[1 - k])
                 elif index.out is None and (shared or node.op == CONVOLUTION):
@@ -582,9 +576,11 @@ class Axes:
             kernel, summed, *_, constant = sides[kernels.index(True)]
             own = self._of(kernel)
             wide = any(own[a] & self.growing for a in summed) and len(own) > 1
-            if wide and constant.value is None and self._leads_on(node):
-                return not kernels[0], not kernels[1]
-            return False, False
+            is_seed = constant.value is None and (
+                (wide and self._leads_on(node))
+                or self._is_read(node, self._joined(node, [kernel]))
+            )
+            return is_seed and not kernels[0], is_seed and not kernels[1]
         if self.depends(left) & self.depends(right):  # e.g. a kernel's singular vector
             return False, False
         seeds = self._is_seed(left, right), self._is_seed(right, left)
@@ -650,6 +646,21 @@ class Axes:
                 return True
         return False
 
+    def _is_read(self, node: Node, labels: Labels) -> bool:
+        """Whether data is summed over what a kernel makes, as queries over keys."""
+        for user in self.uses(node):
+            k = user.operands.index(node)
+            if user.op in MOVES:
+                if self._is_read(user, self._moved(user, [labels])):
+                    return True
+            elif user.op == "dot_general" and user.operands[1 - k].data:
+                into = [
+                    x.axes[k] for x in indices(user) if k in x.axes and x.out is None
+                ]
+                if any(labels[a] for a in into):
+                    return True
+        return False
+
     def _product_of_weights(self, node: Node, sides: Sequence[Side]) -> None:
         self._keep_gains(node)
         each: list[Labels] = []
@@ -682,8 +693,6 @@ class Axes:
             own = self._of(x)
             if not self._is_kernel(x):
                 mixed = NONE.union(*(self._of(other)[a] for a in summed))
-                if x.value is None and not node.backward:  # no gradient of a sum
-                    self._mixed_axes[node.id] = mixed
                 fixed = {
                     *gone[0],
                     *gone[1],
@@ -692,14 +701,6 @@ class Axes:
                 own = tuple(NONE if a in fixed else mixed for a in range(len(x.shape)))
             each.append(own)
         self.labels[node.id] = self._moved(node, each)
-
-    def _mixed_in(self, kernel: Node) -> frozenset[Axis]:
-        """The axes of a kernel that it sums over with constants.
-
-        A number beside it may be such a sum, e.g. its largest singular value.
-        """
-        sources = reach([kernel], lambda x: filter(self._is_kernel, x.operands))
-        return NONE.union(*(self._mixed_axes.get(x.id, NONE) for x in sources))
 
     def _batched(self, node: Node, data: Node, axis: int) -> None:
         """Axes of earlier results that are batch axes here count copies (experts)."""

@@ -207,9 +207,12 @@ def mixture_of_depths(n, L):
     return p, T, call
 
 
-@program({**ENDS, "u|v_bias": "Vb", "q|k|v|r|o": "Hb"})
-def transformer_xl_attention(n):
-    p = zeros(**{"in": (7, n), "out": (n, 7)}, q=(n, n), k=(n, n), v=(n, n), r=(n, n), o=(n, n), u=(n // 4, 4), v_bias=(n // 4, 4))  # fmt: skip
+XL = {**ENDS, "u|v_bias": "Vb", "q|k|v|r|o": "Hb"}
+
+
+def transformer_xl(n, size):
+    """A kernel of constant features makes the keys of relative positions."""
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, q=(n, n), k=(n, n), v=(n, n), r=(n, n), o=(n, n), u=(n // size, size), v_bias=(n // size, size))  # fmt: skip
 
     def shift(x):
         x = jnp.pad(x, ((0, 0),) * 3 + ((1, 0),))
@@ -220,15 +223,25 @@ def transformer_xl_attention(n):
         x = p["in"][x]
         angle = jnp.arange(5, -1, -1.0)[:, None] * 100.0 ** -(jnp.arange(n // 2) / n)
         places = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
-        q, k, v = ((x @ p[name]).reshape(2, 6, -1, 4) for name in "qkv")
-        r = (places @ p["r"]).reshape(6, -1, 4)
+        q, k, v = ((x @ p[name]).reshape(2, 6, -1, size) for name in "qkv")
+        r = (places @ p["r"]).reshape(6, -1, size)
         content = jnp.einsum("bthk,bshk->bhts", q + p["u"], k)
         place = shift(jnp.einsum("bthk,shk->bhts", q + p["v_bias"], r))
-        a = jax.nn.softmax((content + place) / 2)
+        a = jax.nn.softmax((content + place) / size**0.5)
         y = jnp.einsum("bhts,bshk->bthk", a, v).reshape(2, 6, n)
         return norm(x + jnp.tanh(y @ p["o"])) @ p["out"]
 
     return p, T, call
+
+
+@program(XL)
+def transformer_xl_attention(n):
+    return transformer_xl(n, 4)
+
+
+@program(XL, carries={"q|u|v_bias": 0.5})
+def transformer_xl_attention_with_heads_that_get_larger(n):
+    return transformer_xl(n, n // 2)
 
 
 @program({**ENDS, "wq|wk|wv|wo": "H"})
