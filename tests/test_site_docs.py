@@ -80,7 +80,7 @@ def test_the_snippets_of_the_zoo_run(monkeypatch):
 @pytest.mark.long
 def test_the_session_of_the_page_on_tuning_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a snippet keeps its runs in a folder
-    session, _, target, schedule, *_ = snippets(DOCS / "tune.md")
+    session, target, schedule, *_ = snippets(DOCS / "tune.md")
     assert len([line for line in session.splitlines() if line.strip()]) < 60
     space: dict = {}
     exec(compile(session, "docs/tune.md", "exec"), space)
