@@ -275,8 +275,10 @@ class Depth:
 
         @functools.cache
         def is_condition(name: str) -> bool:
-            """Of one block. What all blocks share is outside, and the norms of a stream
-            that other streams read: each acts through more or less.
+            """Whether it acts through as many branches in the base, e.g. of one block.
+
+            What all blocks share acts through more of them, and the norms of a stream
+            that other streams read act through other numbers each.
             """
             return model.all_fed(counted, name) == self._small.all_fed(small, name)
 
@@ -355,9 +357,9 @@ class Depth:
         if point is None or (point.branches_only and point.name not in ("sp", "mup")):
             raise ValueError(
                 f"the target has {ratio:g} times as many layers like {path!r} as the "
-                "base, and no residual stream that gets deeper: x + f(x). Where gates "
-                "g shrink x, write x + c * (g * (f(x) - x)) with c = base depth / "
-                "depth; for layers without residual branches, pass "
-                "parametrization='mup', or build both with the same depth"
+                "base, and no residual stream x + f(x) gets deeper. Where gates g "
+                "shrink x, write x + c * (g * (f(x) - x)) with c = base depth / depth; "
+                "for layers without residual branches, pass parametrization='mup', or "
+                "build both with the same depth"
             )
         return ratio

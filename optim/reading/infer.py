@@ -51,7 +51,7 @@ def infer_scales(
         forward pass is a Linen module or a function of the parameters and the inputs,
         any pytree of arrays or `jax.ShapeDtypeStruct`s with `call`, or a function of no
         arguments that builds one of these. A function is only traced, so large models
-        need no memory.
+        need no memory, unless it branches on values of arrays, which are computed.
       target: the model to train, in the same form; wider, deeper or both.
       inputs: the arguments of one forward pass, arrays or `jax.ShapeDtypeStruct`s of
         any batch size. Flags and other Python values are passed on as they are. None
