@@ -31,7 +31,7 @@ from mupax.optim.rules.multipliers import multipliers, shift
 WAYS = ("in turn", "beside", "in turn within heads", "beside within heads")
 # Programs that copies change, and why.
 _NORM = "a norm divides a kernel, whose entries have the size of random ones"
-_PLACE = "units have places: in a Fourier transform, in pairs that turn, in a triangle"
+_PLACE = "units have places: in sinusoids, Fourier transforms, pairs that turn"
 _SEVERAL = "an axis holds several, each of which has copies of its own"
 INEXACT = {
     "hypernetwork_of_one_layer": _SEVERAL,
@@ -48,6 +48,7 @@ INEXACT = {
     "fourier_mixing_after_the_gain_of_a_norm": _PLACE,
     "distances_projected_by_the_keys_of_each_layer": _PLACE,
     "kernel_as_a_product_of_triangles": _PLACE,
+    "transformer_xl_attention_with_heads_that_get_larger": _PLACE,
     "more_experts_with_gates_by_one_hot": "the number of experts grows, too",
     "equilibrium_by_anderson_acceleration": "its Gram matrix is singular at the end",
     "retention_with_a_norm_of_each_head": "what its norm adds to a variance matters",
@@ -58,8 +59,10 @@ _NUMBER = "a layer's constants or weights depend on its number"
 _TURNS = "layers take turns, with halves of the stream or by their kind"
 _BESIDE = "an axis holds what all layers read"
 _LAYERS = "layers read, or return, what others compute"
+_AGAIN = "later layers add its values again, as often as there are such layers"
 _MULTIPLIED = "it multiplies its branches by itself"
 INEXACT_IN_DEPTH = {
+    "adams_bashforth_of_layers_in_a_scan": _AGAIN,
     "additive_couplings_with_biases_after_them": _TURNS,
     "early_exit_by_cond_on_the_layer_number": _NUMBER,
     "kernels_of_all_layers_stacked_by_rows": _BESIDE,
@@ -69,7 +72,9 @@ INEXACT_IN_DEPTH = {
     "logits_that_a_scan_over_layers_adds_up": _LAYERS,
     "modulations_of_all_layers_by_one_kernel": _BESIDE,
     "scan_of_layers_with_kv_cache_as_carry_and_outputs": _LAYERS,
+    "shares_of_two_values_of_layers_in_a_list": _AGAIN,
     "stages_of_numbered_layers_in_one_list": _TURNS,
+    "targets_of_the_last_branches_of_a_teacher": _LAYERS,
     "top_down_layers_whose_latents_are_in_the_loss": "a loss adds up over layers",
     "what_each_branch_adds_in_a_scan_is_returned_by_layers": _LAYERS,
 }
