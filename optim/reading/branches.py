@@ -74,6 +74,7 @@ class Branches:
       again: (addition, operand) of what layers added before.
       whole: the additions of all that earlier layers added, which nothing damps, e.g.
         of v = v + f(x) to x: their number, and the constant, by their place.
+      unlike: additions that add nothing again, where those of other layers do.
     """
 
     def __init__(self, program: Program, axes: Axes):
@@ -93,6 +94,7 @@ class Branches:
         self.around: list[Branch] = []
         self.again: set[tuple[int, int]] = set()
         self.whole: dict[Spot, tuple[int, float]] = {}
+        self.unlike: list[Node] = []
         for node in program.nodes:
             branch = self._branch(node)
             if branch is not None:
@@ -132,6 +134,8 @@ class Branches:
                 new = [x for x in value.operands if x.id in inner]
                 if value.op in ("add", "sub") and len(new) == 1:
                     again = Again((value, new[0]), frozenset())
+                else:
+                    self.unlike.append(add)
             if again is None:
                 continue
             start = self._trunks[i] = trunks[i]

@@ -53,7 +53,16 @@ class Depth:
         return self.ratios.get(id(branch), 1.0)
 
     def _check_whole(self) -> None:
-        """Raise a `ValueError` if more values of one stream add up in another."""
+        """Raise a `ValueError` if more values of one stream add up in another.
+
+        Or if only some layers add what earlier layers added.
+        """
+        for node in self._large.branches.unlike:
+            raise ValueError(
+                f"layers add again what earlier layers added ({node.line}), but the "
+                "first of them does not; let all do the same, e.g. v = jnp.zeros_like"
+                "(x) before the first, and v = 0.9 * v + f(x); x = x + v in each"
+            )
         for spot, (number, constant) in self._large.branches.whole.items():
             few, other = self._small.branches.whole.get(spot, (0, 0.0))
             if number != few and not alike(constant * number, other * few):

@@ -1080,6 +1080,25 @@ for step, looped in itertools.product(
 
 
 @program(
+    {**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"},
+    deep=True,
+    asks=r"the first of them does not; .* v = jnp.zeros_like\(x\) before the first",
+)
+def momentum_that_the_first_layer_does_not_have(n, L, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        v = jnp.zeros_like(x) if remedy else None
+        for w in p["b"]:
+            v = mlp(w, x) if v is None else 0.9 * v + mlp(w, x)
+            x = x + v
+        return norm(x) @ p["out"]
+
+    return p, X, call
+
+
+@program(
     {**ENDS, "node": "V", r"b/\d/(u|v)": "Hb", r"b/\d/(d|w)": "He"},
     deep=True,
     asks=r"square of their number.* \(base depth / depth\) \* v",
