@@ -297,7 +297,7 @@ def test_a_function_that_branches_on_the_values_of_its_arrays_is_computed():
         assert scales["0"].width_out == 2
 
 
-def test_a_kernel_that_only_the_target_has_and_splits():
+def test_a_kernel_that_only_the_target_has_and_splits_is_named():
     def build(width, *names):
         return {name: jnp.zeros((len(name), width, 5)) for name in names}
 

@@ -813,10 +813,14 @@ def test_a_stack_of_more_layers_than_jnp_joins_in_one_step_is_one_sum():
 
 
 def test_a_value_on_many_paths_is_followed_once():
-    """Without a memory, 2^40 paths lead through these norms."""
+    """Without a memory, 2^40 paths lead through these norms and sums."""
 
     def run(params, x):
         x = x @ params["i"]
+        y = jnp.tanh(x) @ params["w"]
+        for _ in range(40):
+            y = y + 0.5 * y
+        x = x + y
         for _ in range(40):
             x = jnp.tanh(x - x.mean(-1, keepdims=True))
             x = x - x.mean(-1, keepdims=True)
@@ -824,7 +828,7 @@ def test_a_value_on_many_paths_is_followed_once():
             x = x - x.mean(-1, keepdims=True)
         return jax.nn.softmax(x @ x.swapaxes(-1, -2) / x.shape[-1]) @ x
 
-    small, large = ({"i": jnp.zeros((5, n))} for n in (8, 32))
+    small, large = (kit.zeros(i=(5, n), w=(n, n)) for n in (8, 32))
     optim.infer_scales(small, large, inputs=X, call=run)
 
 

@@ -38,6 +38,9 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
         Equinox module, or a function of no arguments that builds one. By default the
         base that `infer_scales` got; needed if that was only shapes, or was trained.
 
+    Returns:
+      A tree like `params`.
+
     Raises:
       ValueError: a parameter without a scale, or of another shape; the base has no
         values, or is another model; a parameter is zero in one model only; the base or

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from .factors import Factors
-from .program import Node, Program
+from .program import Node, Program, reach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +81,16 @@ class Earlier:
 
     def _terms(self, node: Node, loop: int) -> Iterator[Node]:
         """The values that a sum adds up, without those of a stream."""
-        for x in node.operands if node.op in ("add", "sub") else ():
-            value, _, age = self.taken(x, loop)
-            yield value
-            if value.id not in self._trunks and not age:
-                yield from self._terms(value, loop)
+        ends = set(self._trunks)
+
+        def terms(at: Node) -> Iterator[Node]:
+            is_sum = at.op in ("add", "sub") and (at is node or at.id not in ends)
+            for x in at.operands if is_sum else ():
+                value, _, age = self.taken(x, loop)
+                ends.update([value.id] if age else [])
+                yield value
+
+        return reach([node], terms)
 
     def _root(self, node: Node) -> Node:
         """The first value of a stream."""

@@ -74,7 +74,8 @@ class Branches:
       again: (addition, operand) of what layers added before.
       whole: the additions of all that earlier layers added, which nothing damps, e.g.
         of v = v + f(x) to x: their number, and the constant, by their place.
-      unlike: additions that add nothing again, where those of other layers do.
+      unlike: the additions of which only some layers' add something again: their
+        number, by their place.
     """
 
     def __init__(self, program: Program, axes: Axes):
@@ -94,7 +95,7 @@ class Branches:
         self.around: list[Branch] = []
         self.again: set[tuple[int, int]] = set()
         self.whole: dict[Spot, tuple[int, float]] = {}
-        self.unlike: list[Node] = []
+        self.unlike: dict[Spot, int] = {}
         for node in program.nodes:
             branch = self._branch(node)
             if branch is not None:
@@ -135,7 +136,7 @@ class Branches:
                 if value.op in ("add", "sub") and len(new) == 1:
                     again = Again((value, new[0]), frozenset())
                 else:
-                    self.unlike.append(add)
+                    self.unlike[add.spot] = self._number(add)
             if again is None:
                 continue
             start = self._trunks[i] = trunks[i]
@@ -157,10 +158,12 @@ class Branches:
 
     def _note_whole(self, add: Node, constant: float) -> None:
         """Note an addition of all that earlier layers added."""
-        number = sum(
-            x.runs for x in self._program.nodes if (x.op, x.spot) == (add.op, add.spot)
-        )
-        self.whole[add.spot] = number, constant
+        self.whole[add.spot] = self._number(add), constant
+
+    def _number(self, add: Node) -> int:
+        """How many additions stand at the place of one."""
+        alike = (x for x in self._program.nodes if x.op == add.op)
+        return sum(x.runs for x in alike if x.spot == add.spot)
 
     def _add_first(self) -> None:
         """Add the first of a stream's additions whose branch reads another value.
@@ -784,13 +787,15 @@ class Branches:
 
     def terms(self, node: Node) -> list[Node]:
         """The values in a sum, before gains and biases."""
-        while (node := self.factors.trunk(node)[0]).op in ("add", "mul"):
-            data = [x for x in node.operands if x.data]
-            if len(data) > 1:
-                is_sum = node.op == "add" and node.id not in self._trunks
-                return [y for x in data for y in self.terms(x)] if is_sum else [node]
-            (node,) = data
-        return [node]
+
+        def added(node: Node) -> list[Node]:
+            known = node.op in ("add", "mul")
+            data = [self.factors.trunk(x)[0] for x in node.operands if known and x.data]
+            is_sum = node.op == "add" and node.id not in self._trunks
+            return data if is_sum or len(data) == 1 else []
+
+        every = reach([self.factors.trunk(node)[0]], added)
+        return [x for x in every if not added(x)]
 
     def _ends_of_layers(self, add: Node, start: Node, end: Node) -> list[End]:
         """The parameters that end a branch, apart from a norm of the stream itself."""

@@ -57,9 +57,11 @@ class Depth:
 
         Or if only some layers add what earlier layers added.
         """
-        for node in self._large.branches.unlike:
+        for spot, number in self._large.branches.unlike.items():
+            if number == self._small.branches.unlike.get(spot):
+                continue
             raise ValueError(
-                f"layers add again what earlier layers added ({node.line}), but the "
+                f"layers add again what earlier layers added ({spot[0]}), but the "
                 "first of them does not; let all do the same, e.g. v = jnp.zeros_like"
                 "(x) before the first, and v = 0.9 * v + f(x); x = x + v in each"
             )

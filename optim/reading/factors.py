@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -319,23 +320,31 @@ class Factors:
         layers, factor = self._layers_before(node)
         return bool(layers) and all(self.outer(layer) == factor for layer in layers)
 
-    def _layers_before(self, node: Node) -> tuple[list[Node], float]:
+    def _layers_before(self, node: Node) -> tuple[dict[Node, None], float]:
         """The products that a value is a sum of, and the constant on the sum."""
-        node, factor = self.trunk(node)
         known = self._axes.products
-        while node.id not in known and self.with_weight(node) is not None:
-            node, more = self.trunk(next(x for x in node.operands if x.data))
-            factor *= more
-        if node.op in (*PRODUCTS, "gather") or node.id in known:
-            return [node], factor
-        products = self._axes.kernel_sums.get(node.id)
-        if products is not None:
-            return products, factor * self.trunk(node.operands[0])[1]
-        if node.op == "add":
-            inner = [self._layers_before(x) for x in node.operands if x.value != 0]
-            if all(layers and more == 1 for layers, more in inner):
-                return [x for layers, _ in inner for x in layers], factor
-        return [], factor
+
+        @functools.cache  # a value may be reached on many paths
+        def before(node: Node) -> tuple[dict[Node, None], float]:
+            node, factor = self.trunk(node)
+            while node.id not in known and self.with_weight(node) is not None:
+                node, more = self.trunk(next(x for x in node.operands if x.data))
+                factor *= more
+            if node.op in (*PRODUCTS, "gather") or node.id in known:
+                return {node: None}, factor
+            products = self._axes.kernel_sums.get(node.id)
+            if products is not None:
+                factor *= self.trunk(node.operands[0])[1]
+                return dict.fromkeys(products), factor
+            found: dict[Node, None] = {}
+            for x in node.operands if node.op == "add" else ():
+                layers, more = before(x)
+                if x.value != 0 and not (layers and more == 1):
+                    return {}, factor
+                found |= layers
+            return found, factor
+
+        return before(node)
 
     @staticmethod
     def with_weight(node: Node) -> Node | None:
