@@ -182,7 +182,8 @@ class Recording:
 
     def _add_outputs(self) -> None:
         known = {x.id for x in self._nodes.values()}
-        outputs = [(i, x) for i, x in self.program.outputs.items() if x.shape]
+        of = self.program.outputs
+        outputs = [(i, x) for i, x in of.items() if x.shape and i >= 0]
         for i, result in outputs:
             node = origin(result)
             if node.id not in known:

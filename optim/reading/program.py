@@ -219,7 +219,8 @@ class Program:
       traced: the jaxpr, with its constants.
       nodes: all values.
       params: the nodes of the parameters, in the order of the argument.
-      outputs: {place: result} of the forward pass, without gradients beside results.
+      outputs: {place: result} of the forward pass, without gradients beside results;
+        and values whose gradient is read, by negative places.
     """
 
     def __init__(
@@ -722,8 +723,7 @@ class Program:
     def _leave_out_unused(self) -> None:
         """Keep what results depend on, and parameters that are used nowhere else.
 
-        Also the last addition to a stream of which only another result is read, and
-        the value of which only the gradient is a result.
+        Also the last addition to a stream of which only another result is read.
         """
         used = {id(x) for x in self.outputs.values()}
         self._add_sources(used)
@@ -736,7 +736,7 @@ class Program:
         met: set[int] = set()
         for node in reversed(self.nodes):
             is_moved = node.op in MOVES and origin(node).op == "param"
-            if id(node) in (met if is_moved else used) and not node.backward:
+            if id(node) in (met if is_moved else used):
                 met |= {id(x) for x in node.operands}
         alone = {id(x) for x in self.params} - met
         for node in self.nodes:
@@ -760,11 +760,16 @@ class Program:
     def _flow(self) -> None:
         """Find which nodes depend on inputs, on parameters only, and on gradients."""
         for node in self.nodes:
-            node.backward = any(map(_is_transposed, node.source))
+            node.backward = _is_in(node, "transpose(")
         # Gradients beside other results, and what an optimizer makes of them.
         if any(node.backward for node in self.nodes):
             shown = {i: x for i, x in self.outputs.items() if not _is_gradient(x)}
             self.outputs = shown or self.outputs
+            # Also the values of which only gradients are read, e.g. an energy.
+            read = {id(x) for node in self.nodes for x in node.operands}
+            ends = (x for x in self.nodes if not x.backward and id(x) not in read)
+            ends = (x for x in ends if _is_in(x, "jvp("))
+            self.outputs |= {-1 - i: x for i, x in enumerate(ends)}
         self._leave_out_unused()
         depends = [False] * len(self.nodes)
         changed = True
@@ -855,9 +860,9 @@ def _flat(operands: list[Node], axis: int) -> Iterator[Node]:
         yield from node.operands if join and "repeats" not in node.params else [node]
 
 
-def _is_transposed(source: Any) -> bool:
-    """Whether an equation belongs to a gradient, by the name that JAX gives it."""
-    return "transpose(" in str(getattr(source, "name_stack", ""))
+def _is_in(node: Node, transform: str) -> bool:
+    """Whether it belongs to what JAX's derivatives made, by the name that they give."""
+    return any(transform in str(getattr(x, "name_stack", "")) for x in node.source)
 
 
 def _is_gradient(node: Node) -> bool:

@@ -215,6 +215,40 @@ def score_as_the_gradient_of_an_energy(n):
     return p, X, lambda p, x: -jax.vmap(jax.grad(energy), (0, None))(x, p)
 
 
+PHI = {".*/in": "I", ".*/(bias|shift)": "V", ".*/out": "H"}
+
+
+def squares(p, x):
+    return jnp.sum((jnp.tanh(x @ p["in"] + p["bias"]) @ p["out"] + p["shift"]) ** 2)
+
+
+@program(PHI, carries={".*/(out|shift)": 0.5})
+def field_of_a_hamiltonian_that_sums_squares(n):
+    p = {"h": zeros(**{"in": (4, n)}, bias=(n,), out=(n, n), shift=(n,))}
+
+    def call(p, x):
+        q, r = jnp.split(jax.vmap(jax.grad(lambda x: squares(p["h"], x)))(x), 2, -1)
+        return jnp.concatenate([r, -q], -1)
+
+    return p, (floats(5, 4),), call
+
+
+@program(PHI, carries={".*/(out|shift)": 0.5})
+def leapfrog_by_gradients_of_sums_of_squares(n):
+    of = zeros(**{"in": (3, n)}, bias=(n,), out=(n, n), shift=(n,))
+
+    def call(p, x, v):
+        def step(state, _):
+            x, v = state
+            v = v - 0.1 * jax.grad(squares, 1)(p["potential"], x)
+            x = x + 0.1 * jax.grad(squares, 1)(p["kinetic"], v)
+            return (x, v), x
+
+        return lax.scan(step, (x, v), None, length=5)[1]
+
+    return {"potential": of, "kinetic": of}, (floats(3), floats(3)), call
+
+
 @program(BLOCK, deep=True)
 def forces_of_a_residual_energy(n, L):
     def energy(x, p):
