@@ -439,7 +439,7 @@ class Axes:
         sides = ((left, lc, lb, right), (right, rc, rb, left))
         if self._gated_rows(node):
             return
-        seeds = self._seeds(node, sides) if lc else (False, False)
+        seeds = self._seeds(node, sides)
         if left.weight and right.weight and self._meets_both(node, sides):
             self._give_up(node)  # either kernel may be the one that sums, in a train
             return
@@ -528,9 +528,8 @@ class Axes:
 
         Gates are equal for the units of an expert, which are summed over, too.
         """
-        joint = node.op == "dot_general" and not node.params["dimension_numbers"][0][0]
         found: set[int | None] = set()
-        for k, gate in enumerate(node.operands if node.op == "mul" or joint else ()):
+        for k, gate in enumerate(node.operands if node.op == "mul" else ()):
             if gate.data and any(map(self._averages, reach([gate], _weights_of))):
                 equal = {None, *self._spread.get(gate.id, NONE)}
                 own = {x.out for x in indices(node) if x.axes.get(k) not in equal}

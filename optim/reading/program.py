@@ -383,6 +383,11 @@ class Program:
                 name, operands, shape, source, {**params, "result": 0}
             )
             return [self._emit("mul", [repeated, factor], shape, source, {"result": 0})]
+        if name == "dot_general" and params["dimension_numbers"][0] == ((), ()):
+            name, params = "mul", {}
+            operands = self._factor_last(name, self._side_by_side(equation, operands))[
+                1
+            ]
         if name == "stack":
             return [self._stacked(equation, operands)]
         if name == "concatenate":
@@ -569,6 +574,21 @@ class Program:
         shape = [node.shape[a] for a in order]
         permuted = {"permutation": order}
         return self._emit("transpose", [node], shape, equation.source_info, permuted)
+
+    def _side_by_side(self, equation: Any, operands: list[Node]) -> list[Node]:
+        """The operands of a product that sums over nothing, in its result's shape."""
+        batches = equation.params["dimension_numbers"][1]
+        shape, free = equation.outvars[0].aval.shape, itertools.count(len(batches[0]))
+        spread = []
+        for x, batch in zip(operands, batches, strict=True):
+            kept = [
+                batch.index(a) if a in batch else next(free)
+                for a in range(len(x.shape))
+            ]
+            how = {"shape": shape, "broadcast_dimensions": (*kept,), "result": 0}
+            source = equation.source_info
+            spread.append(self._emit("broadcast_in_dim", [x], shape, source, how))
+        return spread
 
     def _stacked(self, equation: Any, operands: list[Node]) -> Node:
         """`jnp.stack` as a concatenation."""

@@ -69,6 +69,20 @@ def gated_attention_unit(n):
     return p, S, call
 
 
+@program({**ENDS, "z|v|o": "H", "g|b": "V"}, carries={"g|b": 0.5})
+def queries_and_keys_as_gains_of_one_value_by_einsum(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, z=(n, n), g=(2, n), b=(2, n), v=(n, n), o=(n, n))  # fmt: skip
+
+    def call(p, x):
+        x = x @ p["in"]
+        z = jax.nn.silu(norm(x) @ p["z"])
+        z = jnp.einsum("...r,hr->...hr", z, p["g"]) + p["b"]
+        a = jnp.square(jax.nn.relu(z[..., 0, :] @ z[..., 1, :].swapaxes(-1, -2)))
+        return (x + (a / 4 @ (x @ p["v"])) @ p["o"]) @ p["out"]
+
+    return p, S, call
+
+
 @program({**ENDS, r"b/\d/(u|d)": "Hb", r"b/\d/a": "Fe"}, deep=True)
 def rezero(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)})

@@ -151,7 +151,7 @@ def rwkv6_with_data_dependent_shift_and_decay(n, L):
     return p, T, call
 
 
-@program({**ENDS, r"b/\d/x_.": "Vb", r"b/\d/[wavg]1": "Ob", r"b/\d/[wavg]2": "Ib", r"b/\d/[wav]0": "Vb", r"b/\d/(k_k|k_a|r_k|ln)": "Vb", r"b/\d/(r|k|v)": "Hb", r"b/\d/o": "He"}, deep=True)  # fmt: skip
+@program({**ENDS, r"b/\d/x_.": "Vb", r"b/\d/[wavg]1": "Ob", r"b/\d/[wavg]2": "Ib", r"b/\d/[wav]0": "Vb", r"b/\d/(k_k|k_a|ln)": "Vb", r"b/\d/r_k": "Ib", r"b/\d/(r|k|v)": "Hb", r"b/\d/o": "He"}, deep=True)  # fmt: skip
 def rwkv7_with_torch_layouts(n, L):
     p = zeros(**{"in": (7, n), "out": (7, n)})
     low = {f"{c}1": (n, 2) for c in "wavg"} | {f"{c}2": (2, n) for c in "wavg"}
