@@ -52,7 +52,6 @@ INEXACT = {
     "more_experts_with_gates_by_one_hot": "the number of experts grows, too",
     "equilibrium_by_anderson_acceleration": "its Gram matrix is singular at the end",
     "retention_with_a_norm_of_each_head": "what its norm adds to a variance matters",
-    "fast_weights_after_an_inner_step": "the inner step has one rate for all weights",
 }
 # Programs that copies of layers change, and why.
 _NUMBER = "a layer's constants or weights depend on its number"

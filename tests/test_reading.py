@@ -940,7 +940,6 @@ def on_many_batches(run):
         (on_two_batches, "attention_divided_by_the_number_of_the_layer"),
         (on_two_batches, "differential_attention_with_a_constant_of_each_layer"),
         (on_many_batches, "bayesian_layer_with_sampled_weights"),
-        (on_many_batches, "fast_weights_after_an_inner_step"),
         (on_many_batches, "inner_steps_on_the_kernels_of_a_small_network"),
         (on_many_batches, "latents_that_read_a_context_in_each_block"),
         (on_transposed_kernels, "forces_of_a_residual_energy"),

@@ -732,8 +732,10 @@ class Axes:
             self._keep_gains(node)
             return self._moved(node, parts) if all(parts) else ()
         if node.op == "carry":
-            labels = self._modulated(node.operands[0])
-            return labels if self._is_square(labels) else ()
+            start, end = node.operands
+            labels = self._modulated(start)
+            learns = end.op in ("add", "sub") and self.is_step(end.operands[1])
+            return labels if learns or self._is_square(labels) else ()
         if node.op not in ("mul", "add", "sub", "div", "select_n"):
             return ()
         stored = [x.operands[0] if x.op == "transpose" else x for x in node.operands]
@@ -770,6 +772,14 @@ class Axes:
                 terms = reach(data, lambda x: x.operands if x.op in moved else ())
                 self._steps[node.id] = any(x.backward for x in terms)
         return self._steps[node.id]
+
+    def rate(self, step: Node) -> float:
+        """The constant that multiplies a gradient of an inner optimizer."""
+        rate = 1.0
+        while not step.backward and (terms := [*filter(self.is_step, step.operands)]):
+            rate *= step.operands[1].value or 1.0 if step.op == "mul" else 1.0
+            step = terms[0]
+        return rate
 
     def _is_masked(self, node: Node) -> bool:
         """Whether data multiply a kernel, or add noise times one, or a gradient."""

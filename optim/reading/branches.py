@@ -402,7 +402,7 @@ class Branches:
         ranks = len(one.shape), len(other.shape)
         if not (one.data and other.data and all(ranks)):
             return None
-        if self._axes.is_step(other) and self._is_parameter(one):
+        if self._axes.is_step(other) and self.updated(one).weight:
             return None  # after steps of an inner optimizer
         is_sum, pairs = node.op == "add", _summands(node)
         for skip, end in pairs:
@@ -450,12 +450,12 @@ class Branches:
             return None
         return self._carried(node, pairs) or self._projected(node)
 
-    def _is_parameter(self, node: Node) -> bool:
-        """Whether it is a parameter, perhaps after steps of an inner optimizer."""
+    def updated(self, node: Node) -> Node:
+        """What a value was before steps of an inner optimizer, e.g. a parameter."""
         node, _ = self.factors.trunk(node)
         while node.op == "carry" or (node.op in ("add", "sub") and node.data):
             node, _ = self.factors.trunk(node.operands[0])
-        return node.weight
+        return node
 
     def _carried(self, node: Node, pairs: Sequence[tuple[Node, Node]]) -> Branch | None:
         """x + f(y), where the sum is the next x of a loop whose layers read x too."""

@@ -12,7 +12,9 @@ from ..scales.table import Scales, some
 from .carry import Carry
 from .constants import Constants
 from .depth import Depth
+from .facts import Facts
 from .growth import grown, same_parametrization
+from .kinds import alike
 from .logits import Logits, settle_states
 from .models import Reading
 from .pair import Pair, check_loops
@@ -52,6 +54,7 @@ def compare(
     if own is None:
         logits = Logits(pair, depth, carry, constants.of_sums, states)
         Readouts(pair, depth, carry).follow(logits.follow(point))
+    _check_inner_steps(pair, found)
     _warn_of_uncalled(pair, found)
     last, depths = _last_width(pair, found), depth.inside | depth.on_stream
     found = {
@@ -128,6 +131,24 @@ def _scale(pair: Pair, depth: Depth, path: str) -> ParamScale:
     # The kernel whose entries it multiplies is as small as one of its role.
     power = POWERS.get(scale.role, 0.0) if pair.large.scales_entries(path) else 0.0
     return dataclasses.replace(scale, carried=scale.carried * scale.width_in**power)
+
+
+def _check_inner_steps(pair: Pair, found: Mapping[str, ParamScale]) -> None:
+    """Raise a `ValueError` if the rates of an inner optimizer are not those of SGD."""
+    wanted, line = {}, ""
+    for kind in pair.kinds(Facts.inner_steps).values():
+        for (path, node, now), (*_, then) in kind.twins:
+            scale = found[path]
+            ratio = scale.width_out / scale.width_in / scale.carried**2
+            if not alike(now / then, ratio):
+                wanted[path], line = ratio * then / now, line or node.line
+    if wanted:
+        raise ValueError(
+            f"steps of an inner optimizer ({line}) do not transfer over widths, as "
+            "their rates need the factors of SGD: multiply the gradients by (number of "
+            "outputs / number of inputs) of what grows, over those of the base. Here "
+            f"that is {', '.join(f'{x:.4g} for {p!r}' for p, x in wanted.items())}"
+        )
 
 
 def _is_unknown(pair: Pair, path: str) -> bool:

@@ -141,6 +141,17 @@ class Facts:
         after = reach([node], self.axes.uses)
         return any(x.op == "carry" and loops[x.loop][0] == 1 for x in after)
 
+    def inner_steps(self) -> Iterator[tuple[str, tuple[str, Node, float]]]:
+        """Steps of inner optimizers: what they update, where, and their constants."""
+        for node in self.reading.program.nodes:
+            used = node.data and not node.backward and self.axes.uses(node)
+            if node.op in ("add", "sub") and used:
+                one, other = node.operands
+                before = self.branches.updated(one)
+                if before.param is not None and self.axes.is_step(other):
+                    path = self.reading.path_of[before.param]
+                    yield self.opened(path), (path, node, self.axes.rate(other))
+
     def paths(self, branch: Branch) -> list[str]:
         """The parameters that are used inside a branch."""
         if id(branch) not in self._paths:

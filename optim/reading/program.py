@@ -787,8 +787,10 @@ class Program:
             self.outputs = shown or self.outputs
             # Also the values of which only gradients are read, e.g. an energy.
             read = {id(x) for node in self.nodes for x in node.operands}
-            ends = (x for x in self.nodes if not x.backward and id(x) not in read)
-            ends = (x for x in ends if _is_in(x, "jvp("))
+            forward = [x for x in self.nodes if not x.backward]
+            ends = [x for x in forward if id(x) not in read and _is_in(x, "jvp(")]
+            others = {(x.op, x.spot) for x in forward if id(x) in read and ends}
+            ends = [x for x in ends if (x.op, x.spot) not in others]
             self.outputs |= {-1 - i: x for i, x in enumerate(ends)}
         self._leave_out_unused()
         depends = [False] * len(self.nodes)
