@@ -339,7 +339,7 @@ def test_an_average_of_stream_and_branch_must_not_forget_its_first_layers(power,
         return averaged, params
 
     if (power, root) == (0.5, 1):
-        with pytest.raises(ValueError, match="Let c be proportional to 1 / depth"):
+        with pytest.raises(ValueError, match="let c be proportional to 1 / depth"):
             read(run(8), run(2))
     else:
         assert not any(s.ends_branch for s in read(run(8), run(2)).values())

@@ -39,7 +39,7 @@ class Branch:
       constant: the known number that multiplies the branch, over that of the stream.
       layers: number of kernels on the longest path through the branch.
       terms: number of values that are added up in its result, as in x + (a + b).
-      is_average: whether the stream is multiplied by 1 - constant.
+      skip: the known number that multiplies the stream.
     """
 
     add: Node
@@ -52,7 +52,7 @@ class Branch:
     constant: float
     layers: int
     terms: int = 1
-    is_average: bool = False
+    skip: float = 1.0
 
     @property
     def label(self) -> str:
@@ -759,8 +759,8 @@ class Branches:
             ends, failure = (), reason.node
         constant = self.factors.constant(end, ends)
         # In (1 - c) x + c f(x), c is all of the multiplier: 1 - c tends to 1.
-        is_average, is_share = (
-            skip != 1 and abs(skip**n + constant**n - 1) < 1e-5 for n in (1, 2)
+        is_share = skip != 1 and any(
+            abs(skip**n + constant**n - 1) < 1e-5 for n in (1, 2)
         )
         return Branch(
             add,
@@ -770,10 +770,10 @@ class Branches:
             runs,
             ends,
             failure,
-            constant if is_average or is_share else constant / skip,
+            constant if is_share else constant / skip,
             self.layers(inside),
             1,
-            is_average,
+            skip,
         )
 
     def _is_within_a_step(self, trunk: Node, end: Node, loop: int) -> bool:
@@ -784,6 +784,30 @@ class Branches:
 
         is_own = not self._program.carries_through(trunk, loop)
         return is_own and any(x is trunk for x in reach([end], before))
+
+    def kept(self, chosen: Collection[Branch]) -> float:
+        """What layers multiply a stream by, all in all; 1 if norms undo that."""
+        added = {self.factors.trunk(x.end)[0].id for x in self.around}
+        sums = {x.add.id for x in self.all} - added
+        logs: list[float] = []
+
+        def terms(node: Node) -> list[Node]:
+            known = node.operands if node.op == "add" else []
+            return [self.factors.trunk(x)[0] for x in known]
+
+        for b in chosen:
+            value, factor = self.factors.trunk(b.trunk)
+            if value.op == "carry":
+                value, more = self.factors.trunk(value.operands[1])
+                factor *= more
+            each = reach([self.factors.trunk(b.end)[0]], terms)
+            ways = (self._program.between(value, x) for x in each)
+            if any(inside and not self._kernels(inside) for inside in ways):
+                return 1.0  # x / 2 + norm(x) / 2
+            if value.id in sums:
+                logs += [math.log(abs(factor * b.skip))] * b.runs
+        number = sum(b.runs for b in chosen)  # with the first, which starts a stream
+        return math.exp(sum(logs) / max(len(logs), 1) * number)
 
     def terms(self, node: Node) -> list[Node]:
         """The values in a sum, before gains and biases."""

@@ -41,10 +41,28 @@ class Carry:
         changes["offset"] = next(iter(offsets), 0.0)
         self.found[path] = dataclasses.replace(scale, **changes)
 
-    def carried_by(self, paths: frozenset[str], factor: float, sums: list[Sum]) -> bool:
-        """Whether parameters can carry a factor of sums; let them, if they can."""
+    def can_carry(self, paths: frozenset[str], sums: list[Sum]) -> bool:
+        """Whether parameters can carry a factor of sums."""
         sides = [side for each in sums for side in each.sides]
         ends = {e.node.id for x in sides for e in self._large.side(x)[0]}
+        own, powers = self._own(paths, sums)
+        nodes = ends | {each.node.id for each in sums}
+        free = (x for x in self._large.sums.all if self._large.sums.constant(x) is None)
+        stops = {(each.node.id, -1) for each in (*sums, *free)}
+        others = [x for x in sides if x.id not in own]
+        if not paths or len(powers) > 1:
+            return False
+        return not self._large.elsewhere(paths, nodes, stops, others)
+
+    def carry_sums(self, paths: frozenset[str], factor: float, sums: list[Sum]) -> None:
+        """Let parameters carry a factor of sums."""
+        (power,) = self._own(paths, sums)[1]
+        used = [end for s in sums for x in s.sides for end in self._large.side(x)[0]]
+        for path in paths:
+            self.multiply(path, factor ** (1 / power), used)
+
+    def _own(self, paths: frozenset[str], sums: list[Sum]) -> tuple[set[int], set[int]]:
+        """The factors of sums that parameters scale, and how many each sum has."""
         leads = self._large.reading.program.leads
 
         def is_result(x: Node) -> bool:
@@ -54,19 +72,8 @@ class Carry:
 
         own = {
             x.id
-            for x in sides
+            for s in sums
+            for x in s.sides
             if frozenset() < self._large.params(x) <= paths and not is_result(x)
         }
-        powers = {sum(x.id in own for x in s.sides) for s in sums}
-        nodes = ends | {each.node.id for each in sums}
-        stops = {(each.node.id, -1) for each in sums}
-        others = [x for x in sides if x.id not in own]
-        if not paths or len(powers) > 1:
-            return False
-        if self._large.elsewhere(paths, nodes, stops, others):
-            return False
-        (power,) = powers
-        used = [end for x in sides for end in self._large.side(x)[0]]
-        for path in paths:
-            self.multiply(path, factor ** (1 / power), used)
-        return True
+        return own, {sum(x.id in own for x in s.sides) for s in sums}

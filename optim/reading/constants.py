@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 
 from ..rules.parametrizations import Parametrization, parametrization
@@ -62,21 +63,24 @@ class Constants:
                 f"{point.alpha:g}, on every branch, or 1 on every branch"
             )
         for branch, ratio in zip(counted, expected, strict=True):
-            if all(multiplied):
-                self._check_average(branch, ratio)
-            else:
+            if not all(multiplied):
                 self._let_end_carry(branch, point, ratio)
+        if point.alpha or point.gamma:
+            self._check_kept(counted)
         return point
 
-    def _check_average(self, branch: Branch, ratio: float) -> None:
-        """Raise a `ValueError` if a deep (1 - c) x + c f(x) forgets its start."""
-        right = 1 / self._depth.of(branch)
-        if branch.is_average and not alike(ratio, right):
+    def _check_kept(self, counted: list[Branch]) -> None:
+        """Raise a `ValueError` if deep layers forget what the first ones added."""
+        before = self._small.branches.kept(self._pair.like(counted))
+        after = self._large.branches.kept(counted)
+        if abs(math.log(after)) > 1.1 * abs(math.log(before)) + 1e-3:
             raise ValueError(
-                f"the {branch.label} is (1 - c) x + c f(x), and its c is {ratio:.4g} "
-                "times that of the base: the share of the first layers vanishes with "
-                f"depth. Let c be proportional to 1 / depth (here {right:.4g} "
-                "times that of the base), or write (1 - c**2)**0.5 * x + c * f(x)"
+                f"layers multiply the stream itself ({counted[0].label}), all in all "
+                f"by {before:.4g} in the base and by {after:.4g} in the target: the "
+                "share of the first layers vanishes with depth, or grows. Write x + "
+                "c * f(x), or, in (1 - c) x + c f(x), let c be proportional to 1 / "
+                "depth, or write (1 - c**2)**0.5 * x + c * f(x) with c proportional to "
+                "1 / depth**0.5, or pass parametrization='mup'"
             )
 
     def _parts_of_widths(

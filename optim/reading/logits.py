@@ -16,6 +16,10 @@ from .pair import Pair
 from .program import Node
 from .sums import Sum
 
+Lacking = tuple[Sum, float, float]  # a sum, what it lacks, the growth of its terms
+# Parameters, the factor of sums that they carry, and the sums.
+Carrier = tuple[frozenset[str], float, list[Sum]]
+
 
 class Logits:
     """Checks the factors of sums; the parameters of one side carry the rest.
@@ -74,10 +78,8 @@ class Logits:
             return len({*map(self._large.params, of.sides)}), of.node.id
 
         lacking.sort(key=lambda each: choice(each[0]))
-        carried: set[int] = set()
-        for each, wanted, growth in lacking:
-            if each.node.id not in carried:
-                carried |= self._carry_sum(each, wanted, growth, lacking)
+        for paths, wanted, sums in self._carriers(lacking):
+            self._carry.carry_sums(paths, wanted, sums)
         return growing
 
     def _has_multiplier(self, side: Node) -> bool:
@@ -146,23 +148,40 @@ class Logits:
         ratio /= self._of_branches.get(now.node.id, 1.0)
         return share * then.size / now.size / ratio
 
-    def _carry_sum(
-        self,
-        of: Sum,
-        wanted: float,
-        growth: float,
-        lacking: list[tuple[Sum, float, float]],
-    ) -> set[int]:
-        """Let the parameters of one factor carry what a sum lacks; ids of such sums."""
-        for side in self._large.sums.queries_first(of):
-            paths = self._large.params(side)
-            every = [self._large.params(x) for s, _, _ in lacking for x in s.sides]
-            # With the other segments of a value, where another sum takes them all.
-            paths = paths.union(*(x for x in every if x & paths))
-            same = [(s, w) for s, w, _ in lacking if paths & self._large.all_params(s)]
-            equal = all(alike(w, wanted) for _, w in same)
-            if equal and self._carry.carried_by(paths, wanted, [s for s, _ in same]):
-                return {s.node.id for s, _ in same}
+    def _carriers(self, lacking: list[Lacking]) -> list[Carrier]:
+        """Parameters of one factor of each sum that can carry what it lacks.
+
+        Raises:
+          ValueError: there are none.
+        """
+        every = [self._large.params(x) for s, _, _ in lacking for x in s.sides]
+        stuck = lacking[:1]
+
+        def chosen(left: list[Lacking]) -> list[Carrier] | None:
+            if not left:
+                return []
+            of, wanted, _ = left[0]
+            for side in self._large.sums.queries_first(of):
+                paths = self._large.params(side)
+                # With the other segments of a value, where another sum takes them all.
+                paths = paths.union(*(x for x in every if x & paths))
+                same = [x for x in lacking if paths & self._large.all_params(x[0])]
+                equal = all(x in left and alike(x[1], wanted) for x in same)
+                sums = [s for s, _, _ in same]
+                if equal and self._carry.can_carry(paths, sums):
+                    rest = chosen([x for x in left if x not in same])
+                    if rest is not None:
+                        return [(paths, wanted, sums), *rest]
+            stuck[:] = left[:1]
+            return None
+
+        found = chosen(lacking)
+        if found is None:
+            raise self._error(*stuck[0])
+        return found
+
+    def _error(self, of: Sum, wanted: float, growth: float) -> ValueError:
+        """No parameter can carry what a sum lacks."""
         if of.node.id in self._summed_over_layers:
             missing = (
                 f"{wanted:.4g} in the target. Layers add such sums up, so that they "
@@ -178,7 +197,7 @@ class Logits:
                     "; or, if it only sets the steps of a solver, pass call=lambda "
                     "model, *inputs: ... with a fixed number of steps"
                 )
-        raise ValueError(
+        return ValueError(
             f"the sum over products of activations at {of.node.line} has {growth:g} "
             f"times as many terms in the target as in the base, and needs a factor of "
             f"{1 / growth:.4g}, of which {wanted:.4g} is missing. No parameter of its "

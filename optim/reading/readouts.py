@@ -139,11 +139,12 @@ class Readouts:
             for side in x.operands
             if side.data
         ]
-        if not self._carry.carried_by(self._large.params(data), rest, logits):
+        paths = self._large.params(data)
+        if not self._carry.can_carry(paths, logits):
             other = "".join(
                 f"; or, if the loss uses these logits alone, return only them by "
                 f"call=lambda model, *inputs: ..., so that {name!r} can carry it"
-                for name in sorted(self._large.params(data))[:1]
+                for name in sorted(paths)[:1]
             )
             raise ValueError(
                 f"the embedding {path!r} is also the readout ({now.line}); its logits "
@@ -152,3 +153,4 @@ class Readouts:
                 f"this product, by {rest:.4g}, i.e. by (base width / width)**"
                 f"{math.log(rest) / -math.log(width):.4g}{other}"
             )
+        self._carry.carry_sums(paths, rest, logits)

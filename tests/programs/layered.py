@@ -285,6 +285,19 @@ def altup_that_corrects_by_what_layers_added(n, L):
     return p, T, call
 
 
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True, asks="multiply the stream itself")  # fmt: skip
+def layers_that_divide_the_stream_and_what_they_add(n, L, remedy=False):
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + mlp(w, norm(x))
+            x = x if remedy else x / 2**0.5
+        return norm(x) @ p["out"]
+
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    return p | {"b": layers(L, u=(n, n), d=(n, n))}, (floats(2, 6, 5),), call
+
+
 @program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/rate": "Vb"}, deep=True)
 def streams_that_move_toward_what_layers_made_of_them(n, L):
     def call(p, x):

@@ -312,6 +312,29 @@ def griffin_recurrent_block(n):
     return p, T, call
 
 
+@program({**ENDS, "q|k|v|o": "H", "f": "O"}, carries={"q": 0.5})
+def matrix_memory_of_one_head_that_grows(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(n, n), v=(n, n), o=(n, n), f=(n, 1))  # fmt: skip
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = x @ p["q"], x @ p["k"] / n**0.5, x @ p["v"]
+
+        def step(state, now):
+            C, m = state
+            q, k, v, f = now
+            C = f[..., None] * C + v[..., None] * k[..., None, :]
+            m = f * m + k
+            y = jnp.einsum("bij,bj->bi", C, q)
+            return (C, m), y / jnp.maximum(abs((m * q).sum(-1, keepdims=True)), 1.0)
+
+        start = jnp.zeros((2, n, n)), jnp.zeros((2, n))
+        y = scan_time(step, start, q, k, v, jax.nn.sigmoid(x @ p["f"]))
+        return y @ p["o"] @ p["out"]
+
+    return p, S, call
+
+
 @program({**ENDS, "q|k|v|o": "H", "i|f": "H|O", "bi|bf": "V"})
 def mlstm_with_matrix_memory(n):
     h = n // 4
