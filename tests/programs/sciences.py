@@ -444,8 +444,7 @@ def forces_of_residual_blocks(n, L):
         return (jax.nn.softplus(h @ p["o1"]) @ p["o2"]).sum()
 
     def call(p, r, z, i, j):
-        e, gradient = jax.value_and_grad(energy, argnums=1)(p, r, z, i, j)
-        return e, -gradient
+        return energy(p, r, z, i, j), -jax.grad(energy, 1)(p, r, z, i, j)
 
     return p, (floats(6, 3), tokens(6), tokens(9), tokens(9)), call
 
