@@ -304,8 +304,8 @@ class _Finder:
 
     def split(self, node: Node, axis: int, cuts: frozenset[int]) -> None:
         """A value is taken apart: cut the kernels that it was computed by."""
-        if self._meets_again(node, axis):
-            return
+        again = [*self._joined_again(node, axis)]
+        cuts = frozenset(x for x in cuts if not any(a < x < b for a, b in again))
         found = self._back(node, axis, cuts)
         self._keep(found)
         if node.param is None or len(cuts) + 1 < node.shape[axis]:
@@ -387,7 +387,7 @@ class _Finder:
                 continue
             seen.add((at.id, axis, cuts, repeats))
             if at.id in self._stops:
-                return {}  # a residual stream is one vector
+                continue  # a residual stream is one vector
             if at.param is not None:
                 found.setdefault((at.param, axis, repeats), set()).update(cuts)
             before = [*_before(*step)]
@@ -403,26 +403,29 @@ class _Finder:
             stack += before
         return found if made else {}
 
-    def _meets_again(self, node: Node, axis: int) -> bool:
-        """Whether parts of a value are joined along the same axis, as in a rotation."""
-        reached: dict[int, int] = {}
-        stack = [
-            (user, axis)
-            for user in self._axes.uses(node)
-            if user.op == "slice" and user.shape[axis] != node.shape[axis]
-        ]
-        while stack:
-            at, a = stack.pop()
-            if at.id in reached:
-                continue
-            reached[at.id] = a
-            for user in self._axes.uses(at):
-                if user.op == "concatenate" and user.params["dimension"] == a:
-                    if sum(reached.get(x.id) == a for x in user.operands) > 1:
-                        return True
-                elif user.op in ELEMENTWISE and user.shape == at.shape:
-                    stack.append((user, a))
-        return False
+    def _joined_again(self, node: Node, axis: int) -> Iterator[tuple[int, int]]:
+        """Parts of a value that meet again along the same axis, as in a rotation."""
+        spans: dict[int, tuple[int, int]] = {}
+        parts = [x for x in self._axes.uses(node) if x.op == "slice"]
+        for x in parts:
+            start = x.params["start_indices"][axis]
+            spans[x.id] = start, start + x.shape[axis]
+        alone = {*spans.values()}
+
+        def after(at: Node) -> list[Node]:
+            every = (x for x in self._axes.uses(at) if x.shape == at.shape)
+            return [x for x in every if x.op in ELEMENTWISE]
+
+        joins: dict[int, Node] = {}
+        for at in sorted(reach(parts, after), key=lambda x: x.id):
+            if each := [spans[x.id] for x in at.operands if x.id in spans]:
+                spans[at.id] = min(a for a, _ in each), max(b for _, b in each)
+            joins |= {x.id: x for x in self._axes.uses(at) if x.op == "concatenate"}
+        for join in joins.values():
+            each = [spans[x.id] for x in join.operands if x.id in spans]
+            if join.params["dimension"] == axis and len(each) > 1:
+                whole = min(a for a, _ in each), max(b for _, b in each)
+                yield from [whole] if alone.issuperset(each) else each
 
     def sums(self) -> None:
         """A kernel sums over an axis that was joined: cut it there."""

@@ -162,14 +162,15 @@ TURNED = [(at[:, :4], "O"), (at[:, 4:], "H")]
 
 @fused(q=TURNED, k=TURNED, v="H", kg=[(at[:4], "F"), (at[4:], "V")], qg=[(at[:4], "F"), (at[4:], "V")], **AROUND)  # fmt: skip
 def rotary_positions_of_four_units_after_a_norm(n):
-    def rotate(x):
-        (one, two), rest = jnp.split(x[..., :4], 2, -1), x[..., 4:]
+    def rotate(one, two, rest):
         c, s = (f(jnp.arange(6.0)[:, None] * 0.1) for f in (jnp.cos, jnp.sin))
         return jnp.concatenate([one * c - two * s, two * c + one * s, rest], -1)
 
     def call(p, x):
         q, k = norm(x @ p["q"]) * p["qg"], norm(x @ p["k"]) * p["kg"]
-        return attention(rotate(q), rotate(k), x @ p["v"], 1 / (n + 4))
+        q = rotate(*jnp.split(q[..., :4], 2, -1), q[..., 4:])
+        k = rotate(k[..., :2], k[..., 2:4], k[..., 4:])
+        return attention(q, k, x @ p["v"], 1 / (n + 4))
 
     shapes = {"q": (n, n + 4), "k": (n, n + 4), "qg": (n + 4,), "kg": (n + 4,)}
     return block(n, call, v=(n, n), **shapes)

@@ -1134,3 +1134,26 @@ def stream_and_a_memory_that_starts_at_zero(n, L):
         return (norm(x) + norm(memory)) @ p["out"]
 
     return p, X, call
+
+
+# As in the decoder of Deformable DETR.
+@program({"in": "I", "start": "F", "pos": "Iba", r"b/\d/(u|h)": "Hb", r"b/\d/d": "He", r"b/\d/box": "Oe", r"b/\d/shift": "Fe"}, deep=True)  # fmt: skip
+def boxes_that_layers_refine_through_their_logits(n, L):
+    p = zeros(**{"in": (5, n)}, start=(6, 4), pos=(4, n))
+    p |= {"b": layers(L, u=(n, n), d=(n, n), h=(n, n), box=(n, 4), shift=(4,))}
+
+    def logit(s):
+        s = jnp.clip(s, 0, 1)
+        return jnp.log(jnp.maximum(s, 1e-5) / jnp.maximum(1 - s, 1e-5))
+
+    def call(p, x):
+        x, every = x @ p["in"], []
+        box = jax.nn.sigmoid(jnp.broadcast_to(p["start"], (2, 6, 4)))
+        for w in p["b"]:
+            x = x + mlp(w, norm(x + box @ p["pos"]))
+            y = jax.nn.silu(norm(x) @ w["h"]) @ w["box"] + w["shift"]
+            every.append(jax.nn.sigmoid(y + logit(box)))
+            box = lax.stop_gradient(every[-1])
+        return jnp.stack(every)
+
+    return p, (floats(2, 6, 5),), call
