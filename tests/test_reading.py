@@ -843,22 +843,11 @@ def tensor_train(p, x):
     return jnp.tanh(jnp.tanh(x @ p["i"]) @ w) @ p["o"]
 
 
-def inner_step(p, x):
-    """An inner step of SGD with learned rates, as in Meta-SGD."""
-
-    def run(p):
-        return jnp.tanh(x @ p["i"]) @ p["o"]
-
-    step = jax.grad(lambda i: (run(p | {"i": i}) ** 2).mean())(p["i"])
-    return run(p | {"i": p["i"] - p["w"] * (p["i"].shape[1] * step)})
-
-
 @pytest.mark.parametrize(
     ("call", "shapes", "role"),
     [
         (circulant, lambda n: {"w": (n,)}, "vector"),
         (tensor_train, lambda n: {"w": (2, 2, n), "u": (n, n // 2, n // 2)}, "input"),
-        (inner_step, lambda n: {"w": (5, n)}, "vector"),
     ],
 )
 def test_a_kernel_whose_axes_are_asked_about_has_a_remedy_that_works(

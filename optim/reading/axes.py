@@ -274,7 +274,8 @@ class Axes:
             self.labels[node.id] = self._joined(node, rows)
             self._rows[node.id] = NONE.union(*(self._rows[x.id] for x in rows))
             return
-        if node.op == "mul" and len(data) == 1 and kernels:
+        is_one = node.op == "mul" and len(data) == 1 and kernels
+        if is_one and not self.is_step(data[0]):  # else the rate of each entry
             self._multiply(node, data[0], kernels[0])
             return
         for kernel in kernels:
@@ -736,7 +737,9 @@ class Axes:
             labels = self._modulated(start)
             learns = end.op in ("add", "sub") and self.is_step(end.operands[1])
             return labels if learns or self._is_square(labels) else ()
-        if node.op not in ("mul", "add", "sub", "div", "select_n"):
+        is_product = node.op in ("mul", "div")
+        known = is_product or node.op in ("add", "sub", "select_n")
+        if not known or (is_product and self.is_step(node)):
             return ()
         stored = [x.operands[0] if x.op == "transpose" else x for x in node.operands]
         if node.op == "add" and any(self._copied.get(x.id) for x in stored):
@@ -744,7 +747,7 @@ class Axes:
         sides = [self._modulated(operand) for operand in node.operands]
         joined = self._moved(node, sides)
         self._keep_gains(node)
-        if node.op in ("mul", "div") and all(sides):
+        if is_product and all(sides):
             self._add_gains(node, sides)
         matrix = len([axes for axes in joined if axes]) > 1
         whole = all(x or n == 1 for x, n in zip(joined, node.shape, strict=True))
@@ -772,14 +775,6 @@ class Axes:
                 terms = reach(data, lambda x: x.operands if x.op in moved else ())
                 self._steps[node.id] = any(x.backward for x in terms)
         return self._steps[node.id]
-
-    def rate(self, step: Node) -> float:
-        """The constant that multiplies a gradient of an inner optimizer."""
-        rate = 1.0
-        while not step.backward and (terms := [*filter(self.is_step, step.operands)]):
-            rate *= step.operands[1].value or 1.0 if step.op == "mul" else 1.0
-            step = terms[0]
-        return rate
 
     def _is_masked(self, node: Node) -> bool:
         """Whether data multiply a kernel, or add noise times one, or a gradient."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
 from ..scales.declare import Declarations
-from ..scales.patterns import pattern
 from ..scales.table import Scales, some
 from .carry import Carry
 from .constants import Constants
@@ -96,16 +95,6 @@ def _scale(pair: Pair, depth: Depth, path: str) -> ParamScale:
             "operands multiplies them in an order that depends on sizes: split it "
             "into einsums of two operands"
         )
-    rates = [e.node for e in pair.large.events(path) if e.node.op == "mul"]
-    rates = [x for x in rates if any(map(pair.large.axes.is_step, x.operands))]
-    if rates and grows and role.node is not None:  # not declared with "!"
-        axes = " ".join("abcdefgh"[: len(pair.leaves[path].shape)])
-        raise ValueError(
-            f"{path!r} multiplies a gradient ({rates[0].line}), which shrinks as the "
-            "outputs of its kernel grow, while updates are to shrink as the inputs "
-            "do; multiply the gradient by (number of outputs / number of inputs) of "
-            f"what grows, and declare axes={{r'{pattern(path)}': '-> {axes}!'}}"
-        )
     if pair.counts_layers(path):
         every = tuple(range(len(pair.leaves[path].shape)))
         role = dataclasses.replace(role, in_axes=(), out_axes=(), copies=every)
@@ -135,19 +124,20 @@ def _scale(pair: Pair, depth: Depth, path: str) -> ParamScale:
 
 def _check_inner_steps(pair: Pair, found: Mapping[str, ParamScale]) -> None:
     """Raise a `ValueError` if the rates of an inner optimizer are not those of SGD."""
-    wanted, line = {}, ""
+    wanted, line = "", ""
     for kind in pair.kinds(Facts.inner_steps).values():
         for (path, node, now), (*_, then) in kind.twins:
             scale = found[path]
-            ratio = scale.width_out / scale.width_in / scale.carried**2
-            if not alike(now / then, ratio):
-                wanted[path], line = ratio * then / now, line or node.line
+            ratio = scale.width_out / scale.width_in / scale.carried**2 * then / now
+            if not alike(ratio, 1):
+                wanted += f"{', ' * bool(wanted)}{ratio:.4g} for {path!r}"
+                line = line or node.line
     if wanted:
         raise ValueError(
             f"steps of an inner optimizer ({line}) do not transfer over widths, as "
             "their rates need the factors of SGD: multiply the gradients by (number of "
             "outputs / number of inputs) of what grows, over those of the base. Here "
-            f"that is {', '.join(f'{x:.4g} for {p!r}' for p, x in wanted.items())}"
+            f"that is {wanted}"
         )
 
 

@@ -1,7 +1,7 @@
 """How much deeper each residual stream gets, and which parameters that concerns."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from ..rules.parametrizations import Parametrization
 from .branches import Branch, place
@@ -318,6 +318,7 @@ class Depth:
         before = {x for x in base.reading.leaves if opened(x) not in names}
         before |= {self._pair.twin[path] for path in rest}
         alone = large.outside(counted, rest), base.outside(small, before)
+        apart: dict[int, str] = {}  # kernels outside of branches, whose number grows
         for path in self._pair.leaves:
             counts = within if path in inside else outside
             now, then = (x.get(opened(path)) for x in counts)
@@ -329,10 +330,30 @@ class Depth:
                 if is_shared and not alike(uses, 1):
                     self.shared[path] = inside[path]
                 continue
+            if not alike(uses, 1):
+                used = (e.node for e in large.events(path))
+                apart |= {x.id: path for x in used if large.is_kernel(x)}
             own, few = (x.get(opened(path)) for x in alone)
             if own != few and any(alike(uses, m) for m in depths):
                 self.on_stream[path] = uses
                 self.shared[path] = uses if is_shared else 1.0
+
+        self._check_no_stack(apart, {b.add.id for b in counted})
+
+    def _check_no_stack(self, kernels: Mapping[int, str], adds: Set[int]) -> None:
+        """Raise a `ValueError` if several kernels in a row are between branches."""
+        stops = adds | kernels.keys()
+        for node in self._large.reading.program.nodes:
+            sources = node.operands if node.id in kernels else []
+            for x in reach(sources, lambda x: () if x.id in stops else x.operands):
+                if x.id in kernels:
+                    raise ValueError(
+                        f"{kernels[x.id]!r} ends a residual network and "
+                        f"{kernels[node.id]!r} ({node.line}) starts the next, of which "
+                        "the target has more than the base: that is no residual "
+                        "stream. Build both with as many networks, and let only the "
+                        "layers within each grow"
+                    )
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:
         """The depth ratio of the branches that a parameter is in."""

@@ -143,14 +143,19 @@ class Facts:
 
     def inner_steps(self) -> Iterator[tuple[str, tuple[str, Node, float]]]:
         """Steps of inner optimizers: what they update, where, and their constants."""
+        is_step = self.axes.is_step
         for node in self.reading.program.nodes:
-            used = node.data and not node.backward and self.axes.uses(node)
-            if node.op in ("add", "sub") and used:
-                one, other = node.operands
-                before = self.branches.updated(one)
-                if before.param is not None and self.axes.is_step(other):
-                    path = self.reading.path_of[before.param]
-                    yield self.opened(path), (path, node, self.axes.rate(other))
+            if node.op not in ("add", "sub") or node.backward or not node.data:
+                continue
+            one, step = node.operands
+            updated = self.branches.updated(one).param
+            if updated is not None and is_step(step) and self.axes.uses(node):
+                constant = 1.0
+                while not step.backward and any(map(is_step, step.operands)):
+                    constant *= (step.op == "mul" and step.operands[1].value) or 1.0
+                    step = next(filter(is_step, step.operands))
+                path = self.reading.path_of[updated]
+                yield self.opened(path), (path, node, constant)
 
     def paths(self, branch: Branch) -> list[str]:
         """The parameters that are used inside a branch."""

@@ -388,7 +388,7 @@ class Program:
             operands = self._factor_last(name, self._side_by_side(equation, operands))[
                 1
             ]
-        if name in ("log", "sub") and (logit := _logit(name, operands)) is not None:
+        if name == "log" and (logit := _logit(operands[0])) is not None:
             return [logit]
         if name == "stack":
             return [self._stacked(equation, operands)]
@@ -909,26 +909,19 @@ def _is_gradient(node: Node) -> bool:
     return known and not any(x.op == "input" for x in sources)
 
 
-def _logit(name: str, operands: list[Node]) -> Node | None:
-    """The value whose sigmoid is inverted by log(s / (1 - s)) or log s - log(1 - s)."""
+def _logit(odds: Node) -> Node | None:
+    """The value of whose sigmoid s a node is s / (1 - s), perhaps clipped."""
 
     def unclipped(node: Node) -> Node:
         while node.op in ("max", "min", "clamp", "stop_gradient"):
             node = next(x for x in node.operands if x.value is None)
         return node
 
-    terms = operands[0].operands if name == "log" else operands
-    if name == "log" and operands[0].op == "div":
-        above, below = terms
-    elif name == "sub" and [x.op for x in terms] == ["log", "log"]:
-        above, below = (x.operands[0] for x in terms)
-    else:
-        return None
-    above, below = map(unclipped, (above, below))
-    rest = (
-        below.operands[1:] if below.op == "sub" and below.operands[0].value == 1 else ()
+    above, below = map(unclipped, odds.operands) if odds.op == "div" else (odds, odds)
+    is_rest = below.op == "sub" and below.operands[0].value == 1
+    inverts = (
+        is_rest and above.op == "logistic" and unclipped(below.operands[1]) is above
     )
-    inverts = any(unclipped(x) is above for x in rest) and above.op == "logistic"
     return above.operands[0] if inverts else None
 
 

@@ -71,6 +71,33 @@ def coupling_layers_of_a_flow(n):
     return p, (floats(4, 6),), call
 
 
+# As in Jet: each coupling holds a ViT, whose layers may grow, but not the couplings.
+@program(
+    {r"\d/in": "I", r"\d/out": "O", r"\d/b/\d/u": "Hb", r"\d/b/\d/d": "He"},
+    deep=True,
+    asks=r"'0/out.*' ends a residual network and '1/in' .* starts the next",
+)
+def couplings_that_hold_residual_networks(n, L, remedy=False):
+    couplings, depth = (2, L) if remedy else (L, 2)
+    p = [zeros(**{"in": (4, n), "out": (n, 8)}) for _ in range(couplings)]
+    p = [w | {"b": layers(depth, u=(n, n), d=(n, n))} for w in p]
+
+    def call(p, x):
+        total = 0.0
+        for w in p:
+            one, two = jnp.split(x, 2, -1)
+            h = one @ w["in"]
+            for b in w["b"]:
+                h = h + jax.nn.gelu(norm(h) @ b["u"]) @ b["d"]
+            scale, shift = jnp.split(norm(h) @ w["out"], 2, -1)
+            scale = 2 * jax.nn.sigmoid(scale)
+            total = total + jnp.log(scale).sum((-1, -2))
+            x = jnp.concatenate([two * scale + shift, one], -1)
+        return (x**2).sum((-1, -2)) - total
+
+    return p, (floats(2, 6, 8),), call
+
+
 # In the base, each half of the data is updated once.
 @program({r"f/\d/w0": "Ib", r"f/\d/w1": "Hb", r"f/\d/b0": "Vb", r"f/\d/w2": "Oe", r"f/\d/b2": "Fe", "scale": "F"}, deep=True)  # fmt: skip
 def additive_couplings_with_biases_after_them(n, L):

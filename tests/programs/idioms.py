@@ -166,12 +166,13 @@ def drop_connect(n):
 
 # The first step's change of the readout is summed over its inputs, times the width.
 @program(
-    {"in": "I", "h": "H", "out": "O", "rate": "F"},
-    asks=r"inner optimizer \(idioms.py:\d+\) .* Here that is 4 for 'in', 0.25 for 'out'",
+    {"w/in": "I", "w/h": "H", "w/out": "O", "rate/h": "F", "rate/(in|out)": "V"},
+    asks=r"inner optimizer \(idioms.py:\d+\) .* Here that is 4 for 'w/in', 0.25 for 'w/out'",
 )
-def fast_weights_after_inner_steps_of_one_learned_rate(n, remedy=False):
-    p = zeros(**{"in": (5, n), "out": (n, 3)}, h=(n, n), rate=())
-    factor = {"in": n / 8, "h": 1.0, "out": 8 / n} if remedy else dict.fromkeys(p, 1.0)
+def fast_weights_after_inner_steps_of_learned_rates(n, remedy=False):
+    w = zeros(**{"in": (5, n), "out": (n, 3)}, h=(n, n))
+    p = {"w": w, "rate": w | {"h": jnp.zeros(())}}
+    factor = {"in": n / 8, "h": 1.0, "out": 8 / n} if remedy else dict.fromkeys(w, 1.0)
 
     def net(p, x):
         return jnp.tanh(jnp.tanh(x @ p["in"]) @ p["h"]) @ p["out"]
@@ -179,10 +180,9 @@ def fast_weights_after_inner_steps_of_one_learned_rate(n, remedy=False):
     def call(p, x, y, z):
         def step(_, w):
             g = jax.grad(lambda w: ((net(w, x) - y) ** 2).mean())(w)
-            return {k: w[k] - p["rate"] * (factor[k] * g[k]) for k in w}
+            return {k: w[k] - p["rate"][k] * (factor[k] * g[k]) for k in w}
 
-        w = {k: p[k] for k in ("in", "h", "out")}
-        return net(jax.lax.fori_loop(0, 3, step, w), z)
+        return net(jax.lax.fori_loop(0, 3, step, p["w"]), z)
 
     return p, (floats(4, 5), floats(4, 3), floats(4, 5)), call
 
