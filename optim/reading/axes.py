@@ -793,8 +793,11 @@ class Axes:
         if not labels or not all(labels[a] for a in contracted):
             return ()
         rest = {a for a, n in enumerate(node.shape) if n > 1 and not labels[a]}
+        free = {*range(len(labels))}.difference(contracted, batch)
         # Each example may have a mask, or noise, of its own; else it is a state.
         if rest and not (rest <= {*batch} and self._is_masked(node)):
+            if not any(labels[a] for a in free):
+                return ()  # the biases of each head's queries
             self._states.add(node.id)
         return labels
 

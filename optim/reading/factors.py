@@ -292,7 +292,7 @@ class Factors:
         carries: list[Node] = []
         while (inner := self.trunk(node)[0]).id not in seen:
             seen.add(inner.id)
-            states = {x.id: self._state(x) for x in inner.operands if x.data}
+            states = {x.id: self._state(x, inner) for x in inner.operands if x.data}
             terms = [x for x in inner.operands if x.data and states[x.id] is None]
             if inner.op == "carry" and inner.data:
                 carries.append(inner)
@@ -306,13 +306,17 @@ class Factors:
             self._program.leads(x, node) for x in carries
         )
 
-    def _state(self, node: Node) -> Node | None:
-        """The earlier state that a value is, which may be multiplied by gates."""
+    def _state(self, node: Node, user: Node) -> Node | None:
+        """The earlier state that a value is, which may be multiplied by gates.
+
+        Not what a loop takes from before it.
+        """
         node, _ = self.trunk(node)
-        if self._axes.is_step(node):
+        if self._axes.is_step(node) or node.loop != user.loop:
             return None
         if node.op in ("mul", *PRODUCTS):
-            return next(filter(None, map(self._state, node.operands)), None)
+            states = (self._state(x, node) for x in node.operands)
+            return next(filter(None, states), None)
         return node if node.op in ("carry", "add", "sub") else None
 
     def belongs_to_layer(self, node: Node) -> bool:

@@ -53,6 +53,22 @@ def only_the_head_size_grows(n):
     return p, S, call
 
 
+@program({**ENDS, "q|k|v|o": "H", "b.": "V"}, carries={"q|bq": 2**-0.5})
+def more_and_larger_heads_with_biases(n):
+    h = round((n / 2) ** 0.5)
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, o=(h, n // h, n))
+    p |= {c: jnp.zeros((n, h, n // h)) for c in "qkv"}
+    p |= {f"b{c}": jnp.zeros((h, n // h)) for c in "qkv"}
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (jnp.tensordot(x, p[c], 1) + p[f"b{c}"] for c in "qkv")
+        y = jax.nn.dot_product_attention(q, k, v)
+        return jnp.tensordot(y, p["o"], 2) @ p["out"]
+
+    return p, S, call
+
+
 @program({**ENDS, r"q|k|v": "H", "o": "H"}, carries={"q": 2**-0.5})
 def heads_grow_by_number_and_by_size(n):
     H = 2 if n == 8 else 4

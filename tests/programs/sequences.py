@@ -312,13 +312,14 @@ def griffin_recurrent_block(n):
     return p, T, call
 
 
-@program({**ENDS, "q|k|v|o": "H", "f": "O"}, carries={"q": 0.5})
+@program({**ENDS, "q|k|v|o": "H", "f": "O", "b": "V"}, carries={"q": 0.5})
 def matrix_memory_of_one_head_that_grows(n):
-    p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(n, n), v=(n, n), o=(n, n), f=(n, 1))  # fmt: skip
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(n, n), v=(n, n), o=(n, n), f=(n, 1), b=(n,))  # fmt: skip
 
     def call(p, x):
         x = x @ p["in"]
-        q, k, v = x @ p["q"], x @ p["k"] / n**0.5, x @ p["v"]
+        y = norm(x) + p["b"]
+        q, k, v = y @ p["q"], y @ p["k"] / n**0.5, y @ p["v"]
 
         def step(state, now):
             C, m = state
