@@ -126,7 +126,22 @@ class Pair:
     def sums(self) -> list[Kind[Sum]]:
         """The sums of products of activations that base and target have."""
         found = self.kinds(lambda m: [(m.key(x), x) for x in m.sums.all])
-        return [kind for kind in found.values() if kind.then and kind.now]
+        return [x for kind in found.values() for x in self._of_stages(kind)]
+
+    def _of_stages(self, kind: Kind[Sum]) -> list[Kind[Sum]]:
+        """Those of each stage, as stages may have widths of their own."""
+
+        def twins(model: Facts, of: Sum) -> frozenset[str]:
+            paths = (path for side in of.sides for path in model.sources(side))
+            return frozenset(self.twin.get(path, path) for path in paths)
+
+        then, now = (
+            [(twins(model, x), x) for x in each]
+            for model, each in ((self.small, kind.then), (self.large, kind.now))
+        )
+        stages = kinds(then, now).values()
+        stages = stages if all(x.then and x.now for x in stages) else [kind]
+        return [x for x in stages if x.then and x.now]
 
     def like(self, chosen: list[Branch]) -> list[Branch]:
         """The branches of the base with parameters like those of the target's."""

@@ -53,6 +53,24 @@ def only_the_head_size_grows(n):
     return p, S, call
 
 
+@program({"in": "I", "next": "H", "out": "O", r"s/\d/\d/[qkv]": "Hb", r"s/\d/\d/o": "He"}, carries={r"s/\d/\d/q": 0.5}, deep=True)  # fmt: skip
+def stages_of_attention_of_which_the_first_gets_as_wide_as_the_second_was(n, L):
+    p = zeros(**{"in": (5, n), "next": (n, 4 * n), "out": (4 * n, 3)})
+    p["s"] = [layers(L, q=(d, d), k=(d, d), v=(d, d), o=(d, d)) for d in (n, 4 * n)]
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i, stage in enumerate(p["s"]):
+            x = x @ p["next"] if i else x
+            for w in stage:
+                q, k, v = (norm(x) @ w[c] for c in "qkv")
+                logits = q @ k.swapaxes(1, 2) / q.shape[-1] ** 0.5
+                x = x + jax.nn.softmax(logits) @ v @ w["o"]
+        return norm(x) @ p["out"]
+
+    return p, S, call
+
+
 @program({**ENDS, "q|k|v|o": "H", "b.": "V"}, carries={"q|bq": 2**-0.5})
 def more_and_larger_heads_with_biases(n):
     h = round((n / 2) ** 0.5)
