@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import heapq
 import itertools
 import math
 from collections import Counter
@@ -317,18 +318,19 @@ class Branches:
         """
         if len({x.id for x in self._axes.uses(end)}.difference(beside)) > 1:
             return frozenset()
-        kept = {end.id}
-        sources = reach(
-            [end],
-            lambda node: [
-                x
-                for x in earlier(node)
-                if x.operands and x.id not in stops and x.runs >= node.runs
-            ],
-        )
-        for node in sorted(sources, key=lambda node: -node.id):
+        kept, met = {end.id}, {end.id}
+        heap = [-end.id]  # from the last node to the first
+        while heap:
+            node = self._program.nodes[-heapq.heappop(heap)]
             if all(x.id in kept or x.id in beside for x in self._axes.uses(node)):
                 kept.add(node.id)
+            elif node is not end and node.id not in beside:
+                continue  # nor is what only this is computed from
+            for x in earlier(node):
+                known = x.id in met or x.id in stops or not x.operands
+                if not known and x.runs >= node.runs:
+                    met.add(x.id)
+                    heapq.heappush(heap, -x.id)
         return frozenset(kept)
 
     def _leave_out_crossing(self) -> None:

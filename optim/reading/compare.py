@@ -134,10 +134,9 @@ def _check_inner_steps(pair: Pair, found: Mapping[str, ParamScale]) -> None:
                 line = line or node.line
     if wanted:
         raise ValueError(
-            f"steps of an inner optimizer ({line}) do not transfer over widths, as "
-            "their rates need the factors of SGD: multiply the gradients by (number of "
-            "outputs / number of inputs) of what grows, over those of the base. Here "
-            f"that is {wanted}"
+            f"steps of an inner optimizer ({line}) need the factors of SGD: multiply "
+            "the gradients by (number of outputs / number of inputs) of what grows, "
+            f"over those of the base. Here that is {wanted}"
         )
 
 

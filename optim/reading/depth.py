@@ -349,10 +349,9 @@ class Depth:
                 if x.id in kernels:
                     raise ValueError(
                         f"{kernels[x.id]!r} ends a residual network and "
-                        f"{kernels[node.id]!r} ({node.line}) starts the next, of which "
-                        "the target has more than the base: that is no residual "
-                        "stream. Build both with as many networks, and let only the "
-                        "layers within each grow"
+                        f"{kernels[node.id]!r} ({node.line}) starts the next, and the "
+                        "target has more such networks; build both with as many, and "
+                        "let only the layers within each grow"
                     )
 
     def _ratio_of(self, path: str, branches: list[Branch]) -> float:

@@ -225,14 +225,17 @@ class Factors:
             by = 1.0 if node.op == "div" else self.trunk(y)[1]
             try:
                 found = self.ends(x, by)
-                if apart and self.depends(y, found):  # e.g. v of g v / |v|
+                if (
+                    apart and not self._shared and self.depends(y, found)
+                ):  # v of g v / |v|
                     with self.apart_from(e.param for e in found):
                         found = self.ends(x, by)
             except Failure as failure:
                 reason = failure.node
                 continue
             if not self.depends(y, found) and not self._is_shared(found):
-                return found
+                unit = self.unit(y) if node.op == "mul" and y.data else 1.0
+                return [dataclasses.replace(e, unit=e.unit * unit) for e in found]
             reason = node
         raise Failure(reason)
 
@@ -283,28 +286,26 @@ class Factors:
             factor *= more
         return factor
 
-    def gained(self, node: Node) -> tuple[Node, bool]:
-        """What a state, as in linear attention, gains in a step, or the node itself.
-
-        And whether it is the gain of a loop that does not depend on the state.
-        """
+    def gained(self, node: Node) -> Node:
+        """What a state, as in linear attention, gains in a step, or the node itself."""
         seen: set[int] = set()
-        carries: list[Node] = []
         while (inner := self.trunk(node)[0]).id not in seen:
             seen.add(inner.id)
-            states = {x.id: self._state(x, inner) for x in inner.operands if x.data}
-            terms = [x for x in inner.operands if x.data and states[x.id] is None]
+            data = [x for x in inner.operands if x.data]
+            terms = [x for x in data if self._state(x, inner) is None]
             if inner.op == "carry" and inner.data:
-                carries.append(inner)
                 node = inner.operands[1]
             elif inner.op in ("add", "sub") and len(terms) == 1:
-                carries += [x for x in states.values() if x and x.op == "carry"]
                 node = terms[0]
+            elif inner.op == "mul" and any(map(self._is_memory, inner.operands)):
+                node = next(filter(self._is_memory, inner.operands))  # before gates
             else:
                 break
-        return node, bool(carries) and not any(
-            self._program.leads(x, node) for x in carries
-        )
+        return node
+
+    def _is_memory(self, node: Node) -> bool:
+        node, _ = self.trunk(node)
+        return node.op == "carry" and self._program.is_over_data(node.loop)
 
     def _state(self, node: Node, user: Node) -> Node | None:
         """The earlier state that a value is, which may be multiplied by gates.
@@ -312,7 +313,9 @@ class Factors:
         Not what a loop takes from before it.
         """
         node, _ = self.trunk(node)
-        if self._axes.is_step(node) or node.loop != user.loop:
+        spread = [x for x in node.operands if x.op == "broadcast_in_dim" and x.data]
+        is_outer = node.op == "mul" and len(spread) == 2  # of a key and what is new
+        if is_outer or self._axes.is_step(node) or node.loop != user.loop:
             return None
         if node.op in ("mul", *PRODUCTS):
             states = (self._state(x, node) for x in node.operands)

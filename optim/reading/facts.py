@@ -361,10 +361,12 @@ class Facts:
         try:
             ends = self.factors.ends(node)
         except Failure:
-            term, accumulates = self.factors.gained(node)
-            if accumulates:
-                return self.side(term)
-            return [], self.factors.size(node)
+            term = self.factors.gained(node)
+            if term is node or not term.loop:
+                return [], self.factors.size(node)
+            if self.reading.program.leads(node, term):  # it depends on the state
+                return [], self.factors.size(term)
+            return self.side(term)
         kernel = next((e for e in ends if e.is_kernel), ends[0])
         before = [x for x in kernel.node.operands if x.data]
         # What multiplies the layer before it, e.g. an embedding, is carried by that.

@@ -219,8 +219,8 @@ def settle_states(pair: Pair) -> set[int]:
         at, params = pair.large.axes.states.get(now.node.id, (0, ()))
         if not params or now.size == then.size:
             continue
-        term, _ = pair.large.factors.gained(now.sides[at])
-        other, _ = pair.small.factors.gained(then.sides[at])
+        term = pair.large.factors.gained(now.sides[at])
+        other = pair.small.factors.gained(then.sides[at])
         ratio = pair.large.side(term)[1] / pair.small.side(other)[1]
         step = pair.large.axes.is_step(term)
         if step or alike(ratio, then.size / now.size):

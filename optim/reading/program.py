@@ -790,10 +790,12 @@ class Program:
             # Also the values of which only gradients are read, e.g. an energy.
             read = {id(x) for node in self.nodes for x in node.operands}
             forward = [x for x in self.nodes if not x.backward]
-            ends = [x for x in forward if id(x) not in read and _is_in(x, "jvp(")]
+            ends = [x for x in forward if x.value is None and id(x) not in read]
+            ends = [x for x in ends if _is_in(x, "jvp(")]
+            least = min((len(x.shape) for x in ends), default=0)  # no leftovers
+            ends = [x for x in ends if len(x.shape) == least]
             others = {(x.op, x.spot) for x in forward if id(x) in read and ends}
             ends = [x for x in ends if (x.op, x.spot) not in others]
-            ends = self._with_kernels(forward, ends)
             self.outputs |= {-1 - i: x for i, x in enumerate(ends)}
         self._leave_out_unused()
         depends = [False] * len(self.nodes)
@@ -814,18 +816,6 @@ class Program:
             if any(x.weight and sum(n > 1 for n in x.shape) > 1 for x in slices):
                 over_data = False
             self.loops[loop] = length, parent, over_data
-
-    def _with_kernels(self, forward: list[Node], ends: list[Node]) -> list[Node]:
-        """Those on which parameters act alone: no leftovers of activations' rules."""
-        shared, found = -1, set[int]()
-        of = {x.id: x.id for x in ends} | {x.id: shared for x in self.outputs.values()}
-        for node in reversed(forward):
-            own = of.get(node.id)
-            if own is not None and any(origin(x).op == "param" for x in node.operands):
-                found.add(own)
-            for x in node.operands if own is not None else ():
-                of[x.id] = own if of.get(x.id, own) == own else shared
-        return [x for x in ends if x.id in found]
 
     def leads(self, start: Node, end: Node) -> bool:
         """Whether `end` is computed from `start`."""

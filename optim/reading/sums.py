@@ -186,7 +186,9 @@ class Sums:
             if any(map(self._averages, node.operands)):
                 return None
             size = math.prod(node.operands[0].shape[a] for a in axes[0])
-            return Sum(node, tuple(map(self._without_identity, node.operands)), size)
+            inner = [self._without_identity(x) for x in node.operands]
+            added = [x for x, y in zip(inner, node.operands, strict=True) if x is not y]
+            return Sum(node, tuple(added or inner), size)  # s + s A is as large as s
         if node.op == CONVOLUTION and all(x.data for x in node.operands):
             _, into, *window = node.params["dimension_numbers"].rhs_spec
             sizes = node.operands[1].shape

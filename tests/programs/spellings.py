@@ -323,6 +323,47 @@ def gated_delta_net(n, L):
     return p, S, call
 
 
+# The squares of keys and queries add up to one in each head, however large it is.
+def decay(state, k, v, b):
+    return (1 - b[:, None]) * state + v[:, None] * k
+
+
+def delta_rule(state, k, v, b):
+    return state + (b * (v - state @ k))[:, None] * k
+
+
+def householder(state, k, v, b):
+    return state @ (jnp.eye(k.size) - b * k[:, None] * k) + b * jnp.outer(v, k)
+
+
+for rule in (decay, delta_rule, householder):
+
+    def make(n, rule=rule):
+        p = zeros(**{"in": (5, n), "out": (n, 3)}, beta=(n, 2))
+        p |= zeros(**dict.fromkeys("qkvo", (n, n)))
+
+        def one(q, k, v, b):
+            def step(state, i):
+                q, k, v, b = i
+                state = rule(state, k, v, b)
+                return state, state @ q
+
+            return lax.scan(step, jnp.zeros((v.shape[-1],) * 2), (q, k, v, b))[1]
+
+        def call(p, x):
+            x = x @ p["in"]
+            q, k, v = ((x @ p[c]).reshape(2, 6, 2, n // 2) for c in "qkv")
+            q, k = (y / jnp.sqrt((y * y).sum(-1, keepdims=True) + 1e-6) for y in (q, k))
+            b = jax.nn.sigmoid(x @ p["beta"])[..., None]
+            y = jax.vmap(jax.vmap(one, 1, 1))(q, k, v, b)
+            return norm(x + y.reshape(2, 6, n) @ p["o"]) @ p["out"]
+
+        return p, S, call
+
+    make.__name__ = f"state_of_heads_that_get_larger_by_{rule.__name__}"
+    program({**ENDS, "q|k|v|o": "H", "beta": "O"})(make)
+
+
 @program({**ENDS, r"b/\d/(q|k|v)": "Hb", r"b/\d/o": "He"}, deep=True)
 def linear_attention_by_chunks(n, L):
     hd, H = 4, n // 4
