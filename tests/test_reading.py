@@ -641,7 +641,7 @@ def mlp(hidden=1.0, weight=1.0, out=1.0):
                 o=("n", 3),
                 b=(3,),
             ),
-            {"o": 4},
+            {"o": 4, "b": 4},
         ),
     ],
 )
@@ -830,6 +830,23 @@ def test_a_value_on_many_paths_is_followed_once():
 
     small, large = (kit.zeros(i=(5, n), w=(n, n)) for n in (8, 32))
     optim.infer_scales(small, large, inputs=X, call=run)
+
+
+def test_a_number_that_grows_before_a_nonlinearity_is_an_error_with_remedies():
+    """Nothing else reads what stands between two nonlinearities."""
+    small, large = (kit.zeros(i=(5, n), o=(n, 3)) for n in (8, 32))
+    read = functools.partial(optim.infer_scales, small, large, inputs=X)
+
+    def run(params, x, power=1):
+        h = jax.nn.relu(x @ params["i"]) * (len(params["o"]) / 8)
+        return jnp.sin(h * (len(params["o"]) / 8) ** -power) @ params["o"]
+
+    with pytest.raises(ValueError, match=r"'sin' at test_reading.*by 0\.25") as error:
+        read(call=functools.partial(run, power=0))
+    axes = re.search(r"axes=(\{.*?\})", str(error.value))
+    assert read(call=run) == read(
+        call=functools.partial(run, power=0), axes=ast.literal_eval(axes[1])
+    )
 
 
 def circulant(p, x):

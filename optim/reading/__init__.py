@@ -20,5 +20,6 @@ From what is known first to what follows from it:
 - `depth`: how much deeper each stream gets, and the parameters that this concerns.
 - `carry`, `constants`, `logits`, `readouts`: constants are checked; what is missing is
   carried by parameters, or is an error that names the line.
+- `copies`: a check of all this: copies of the base's units compute the same.
 - `compare`, `infer`: from two models to the scales.
 """

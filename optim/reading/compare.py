@@ -10,6 +10,7 @@ from ..scales.declare import Declarations
 from ..scales.table import Scales, some
 from .carry import Carry
 from .constants import Constants
+from .copies import Copies
 from .depth import Depth
 from .facts import Facts
 from .growth import grown, same_parametrization
@@ -62,9 +63,11 @@ def compare(
         )
         for path, scale in found.items()
     }
+    point = point or parametrization("mup")
+    Copies(pair, depth, found, point.alpha).check(given)
     return Scales(
         pair.parts.joined(found, pair.twin),
-        point or parametrization("mup"),
+        point,
         multiplied=own is not None,
     )
 

@@ -327,6 +327,12 @@ class Factors:
         layers, factor = self._layers_before(node)
         return bool(layers) and all(self.outer(layer) == factor for layer in layers)
 
+    def biased(self, node: Node | None) -> list[Node]:
+        """The products to which an operation adds a bias; [] for other operations."""
+        bias = self.with_weight(node) if node is not None and node.op == "add" else None
+        data = [x for x in node.operands if x.data] if node and bias else []
+        return [layer for x in data for layer in self._layers_before(x)[0]]
+
     def _layers_before(self, node: Node) -> tuple[dict[Node, None], float]:
         """The products that a value is a sum of, and the constant on the sum."""
         known = self._axes.products

@@ -139,7 +139,7 @@ class Pair:
             [(twins(model, x), x) for x in each]
             for model, each in ((self.small, kind.then), (self.large, kind.now))
         )
-        stages = kinds(then, now).values()
+        stages = [*kinds(then, now).values()]
         stages = stages if all(x.then and x.now for x in stages) else [kind]
         return [x for x in stages if x.then and x.now]
 

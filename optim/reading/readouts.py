@@ -41,6 +41,8 @@ class Readouts:
                 scale, path = self._carry.found[role.path], role.path
                 if role.tied_node:
                     self._follow_tied(path, path in known)
+                if scale.role not in POWERS and path not in known:
+                    self._follow_bias(role, before)
                 if role.tied_node or scale.role not in POWERS:
                     continue
                 assert role.node is not None
@@ -54,6 +56,18 @@ class Readouts:
                         self._follow_norm(role, before, ratio)
                 elif not alike(ratio, 1):
                     self._carry.multiply(path, 1 / ratio)
+
+    def _follow_bias(self, role: Found, before: Found) -> None:
+        """A bias carries the constant that multiplies it and a kernel's results."""
+        kernels = self._large.factors.biased(role.node)
+        paths = {path for x in kernels for path in self._large.params(x)}
+        if kernels and not paths & self._pair.beside.keys():
+            assert role.node is not None
+            assert before.node is not None
+            now, then = self._large.factors, self._small.factors
+            ratio = now.outer(role.node) / then.outer(before.node)
+            if not alike(ratio, 1):
+                self._carry.multiply(role.path, 1 / ratio)
 
     def _follow_norm(self, role: Found, before: Found, ratio: float) -> None:
         """Entries of a normalized kernel have a size of their own: its gain carries.

@@ -165,6 +165,8 @@ def spectral(path, letter, bias):
         **spectral("wide", "H", "V"),
         **spectral("out", "O", "F"),
     },
+    # The factors of the remedy multiply biases, too.
+    carries={"inp/.*bias": 0.5, "out/.*bias": 2.0},
     asks=r"'inp/layer_instance/kernel' is divided by a norm.*\*\*0\.5",
 )
 def nnx_discriminator_with_spectral_norms(n, remedy=False):
