@@ -9,7 +9,7 @@ from ..rules.parametrizations import Parametrization, parametrization
 from .branches import Branch
 from .carry import Carry
 from .depth import Depth
-from .kinds import alike, kinds
+from .kinds import alike
 from .pair import Pair
 from .sums import Sum
 
@@ -152,7 +152,6 @@ class Constants:
                 )
         for now, _, constant in self._sums_before(branch, like):
             self.of_sums[now.node.id] = constant / (1 if of_kernels else own)
-        self._check_ends_agree(branch, like, own)
 
     def _sums_before(
         self, branch: Branch, like: Branch
@@ -191,32 +190,6 @@ class Constants:
                 ratio = self._pair.ratio(now.node, then.node)
                 found[now.path] = alike(ratio, fan_in**-0.5)
         return found
-
-    def _check_ends_agree(self, branch: Branch, twin: Branch, own: float) -> None:
-        """Raise a `ValueError` if only a part of a branch is multiplied.
-
-        `own` is the part of the constant that belongs to its kernels alone.
-        """
-        grouped = kinds(
-            *(
-                [(self._pair.opened(m.path(e)), e) for e in b.ends if e.factor]
-                for m, b in ((self._small, twin), (self._large, branch))
-            )
-        )
-        ratios = {
-            self._large.path(now): (now.factor * now.unit)
-            / (then.factor * then.unit)
-            / (own if now.is_kernel else 1.0)
-            for kind in grouped.values()
-            for now, then in kind.twins
-        }
-        if ratios and not alike(max(ratios.values()), min(ratios.values())):
-            low, *_, high = sorted(ratios, key=ratios.__getitem__)
-            raise ValueError(
-                f"the {branch.label} is multiplied in parts: "
-                f"{high!r} by {ratios[high]:.4g} times as much as in the base, {low!r} "
-                f"by {ratios[low]:.4g}; multiply the whole branch, biases included"
-            )
 
     def _let_end_carry(
         self,

@@ -95,9 +95,8 @@ class Copies:
             self.wrong: tuple[Node, float] | None = None
             for node in self._program.nodes:
                 self.factors[node.id] = self._factor(node)
-        results = {
-            x: self.factors[x.id] for x in self._program.outputs.values() if x.data
-        }
+        ends = [x for x in self._program.outputs.values() if x.data and not x.backward]
+        results = {x: self.factors[x.id] for x in ends}
         if 1 not in results.values():  # else others may be metrics
             for node, factor in results.items():
                 self._check(node, [factor])
@@ -118,11 +117,15 @@ class Copies:
         if shapes and all(given.axes(p, shape) for p, shape in shapes.items()):
             return
         raise ValueError(
-            f"if each unit of the base became several with the same weights, the "
-            f"{node.op!r} at {node.line} would see values {factor:.4g} times as large "
-            f"in the target, and should see the same. Multiply them by {1 / factor:.4g}"
-            f", if a factor is missing there; if the axes of {some([*shapes])} were "
-            f"not read rightly, declare them: {remedy(shapes)}"
+            f"the values of {node.op!r} at {node.line} become {factor:.4g} times as "
+            "large in the target as in the base, where they should stay as large. "
+            f"Multiply them by {1 / factor:.4g} there"
+            + (
+                f"; or, if the axes of {some([*shapes])} were not read rightly, "
+                f"declare {remedy(shapes)}"
+                if shapes
+                else ""
+            )
         )
 
     def _factor(self, node: Node) -> float:
@@ -132,7 +135,7 @@ class Copies:
             self._kernels |= {node.id} if scale.in_axes else set()
             is_known = not scale.offset and node.param not in self._large.axes.scalers
             return self._rates[node.param] if is_known else _UNKNOWN
-        if node.backward or any(x.id in self._large.axes.hot for x in node.operands):
+        if any(x.id in self._large.axes.hot for x in node.operands):
             return _UNKNOWN
         if not node.operands or not (node.data or node.weight):
             return self._constant(node)
@@ -142,7 +145,9 @@ class Copies:
             self._kernels.add(node.id)
             # The entries of kernels, unlike those of activations, are random.
             both = node.op == "mul" and len(kernels) == 2
-            if (both or node.op not in _LINEAR) and any(x not in (0, 1) for x in each):
+            if (both or node.op not in (*_LINEAR, "carry")) and any(
+                x not in (0, 1) for x in each
+            ):
                 return _UNKNOWN
         return self._result(node, each)
 
