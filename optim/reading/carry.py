@@ -47,7 +47,9 @@ class Carry:
         ends = {e.node.id for x in sides for e in self._large.side(x)[0]}
         own, powers = self._own(paths, sums)
         nodes = ends | {each.node.id for each in sums}
-        free = (x for x in self._large.sums.all if self._large.sums.constant(x) is None)
+        free = (
+            x for x in self._large.sums.all if self._large.sums.is_scale_free(x.node)
+        )
         stops = {(each.node.id, -1) for each in (*sums, *free)}
         others = [x for x in sides if x.id not in own]
         if not paths or len(powers) > 1:
