@@ -312,6 +312,20 @@ def griffin_recurrent_block(n):
     return p, T, call
 
 
+# The queries are also in the results, of which a mean is taken after a norm.
+@program({**ENDS, "q|k|v|o": "H"}, carries={"k": 0.5})
+def queries_that_are_added_to_what_they_read(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(n, n), v=(n, n), o=(n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = (x @ p[name] for name in "qkv")
+        h = norm(q + jax.nn.softmax(q @ k.swapaxes(-1, -2) / n**0.5) @ v)
+        return norm(h + jax.nn.relu(h @ p["o"])).mean(-2) @ p["out"]
+
+    return p, S, call
+
+
 @program({**ENDS, "q|k|v|o": "H", "f": "O", "b": "V"}, carries={"q": 0.5})
 def matrix_memory_of_one_head_that_grows(n):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(n, n), v=(n, n), o=(n, n), f=(n, 1), b=(n,))  # fmt: skip
