@@ -95,9 +95,13 @@ class Copies:
             self.wrong: tuple[Node, float] | None = None
             for node in self._program.nodes:
                 self.factors[node.id] = self._factor(node)
+        # Results with units, e.g. vectors of norm one, belong to a loss outside.
         ends = [x for x in self._program.outputs.values() if x.data and not x.backward]
+        ends = [
+            x for x in ends if (twin := self._twin.get(x.id)) and twin.shape == x.shape
+        ]
         results = {x: self.factors[x.id] for x in ends}
-        if 1 not in results.values():  # else others may be metrics
+        if not any(alike(x, 1) for x in results.values()):  # else others are metrics
             for node, factor in results.items():
                 self._check(node, [factor])
 
@@ -119,7 +123,7 @@ class Copies:
         raise ValueError(
             f"the values of {node.op!r} at {node.line} become {factor:.4g} times as "
             "large in the target as in the base, where they should stay as large. "
-            f"Multiply them by {1 / factor:.4g} there"
+            f"Multiply them by {1 / factor:.4g} in the target"
             + (
                 f"; or, if the axes of {some([*shapes])} were not read rightly, "
                 f"declare {remedy(shapes)}"
