@@ -714,6 +714,8 @@ class Axes:
             # A learned image: an activation from here on.
             node.data, node.weight = True, False
             self._mark(node, [(axes, Use.ENTRY) for axes in self._of(data)])
+        if node.weight and not data.weight:  # sinusoids of positions, by a layer
+            node.data, node.weight = True, False
         labels = self._modulated(kernel)
         if labels:
             self._results[node.id] = self._multiplied(node, [(), labels])

@@ -141,6 +141,8 @@ class Copies:
             return self._rates[node.param] if is_known else _UNKNOWN
         if any(x.id in self._large.axes.hot for x in node.operands):
             return _UNKNOWN
+        if 0 in node.shape:
+            return _ZERO
         if not node.operands or not (node.data or node.weight):
             return self._constant(node)
         each = [self._of(node, k) for k in range(len(node.operands))]
@@ -318,20 +320,27 @@ def _twins(pair: Pair) -> dict[int, Node]:
     small, large = pair.small, pair.large
     found = {large.param(p).id: small.param(one) for p, one in pair.twin.items()}
     for kind in pair.kinds(_computed).values():
-        few = len({x.shape for x in kind.then}) == 1
-
-        def score(now: Node, then: Node) -> int:
-            each = zip(now.operands, then.operands, strict=True)
-            return sum(x.id + 1 for x, y in each if found.get(x.id) is y)
-
         for i, node in enumerate(kind.now):
             if len(kind.then) == len(kind.now):
                 found[node.id] = kind.then[i]
                 continue
-            scores = [score(node, other) for other in kind.then]
-            if kind.then and (few or any(scores)):
-                found[node.id] = kind.then[scores.index(max(scores))]
+            before = [found.get(x.id) for x in node.operands]
+            like = [x for x in kind.then if _may_be(before, x)]
+            if len({x.shape for x in like}) == 1:
+                found[node.id] = max(like, key=lambda x: _same(before, x))
     return found
+
+
+def _may_be(before: Sequence[Node | None], node: Node) -> bool:
+    """Whether operands have the shapes of those of a node."""
+    pairs = zip(before, node.operands, strict=True)
+    return all(x is None or x.shape == y.shape for x, y in pairs)
+
+
+def _same(before: Sequence[Node | None], node: Node) -> int:
+    """How many operands are those of a node; the last count most."""
+    pairs = zip(before, node.operands, strict=True)
+    return sum(x.id + 1 for x, y in pairs if x is y)
 
 
 def _computed(model: Facts) -> Iterator[tuple[int, Node]]:
