@@ -1,6 +1,7 @@
 """The multipliers that parameters carry, where the program has none."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,14 +48,17 @@ class Carry:
         ends = {e.node.id for x in sides for e in self._large.side(x)[0]}
         own, powers = self._own(paths, sums)
         nodes = ends | {each.node.id for each in sums}
-        free = (
-            x for x in self._large.sums.all if self._large.sums.is_scale_free(x.node)
-        )
-        stops = {(each.node.id, -1) for each in (*sums, *free)}
+        stops = {(each.node.id, -1) for each in (*sums, *self._free)}
         others = [x for x in sides if x.id not in own]
         if not paths or len(powers) > 1:
             return False
         return not self._large.elsewhere(paths, nodes, stops, others)
+
+    @functools.cached_property
+    def _free(self) -> list[Sum]:
+        """The sums whose scale has no effect."""
+        sums = self._large.sums
+        return [x for x in sums.all if sums.is_scale_free(x.node)]
 
     def carry_sums(self, paths: frozenset[str], factor: float, sums: list[Sum]) -> None:
         """Let parameters carry a factor of sums."""

@@ -157,7 +157,8 @@ class Logits:
         every = [self._large.params(x) for s, _, _ in lacking for x in s.sides]
         stuck = lacking[:1]
 
-        def chosen(left: list[Lacking]) -> list[Carrier] | None:
+        @functools.cache  # other choices leave the same sums
+        def chosen(left: tuple[Lacking, ...]) -> list[Carrier] | None:
             if not left:
                 return []
             of, wanted, _ = left[0]
@@ -169,13 +170,13 @@ class Logits:
                 equal = all(x in left and alike(x[1], wanted) for x in same)
                 sums = [s for s, _, _ in same]
                 if equal and self._carry.can_carry(paths, sums):
-                    rest = chosen([x for x in left if x not in same])
+                    rest = chosen(tuple(x for x in left if x not in same))
                     if rest is not None:
                         return [(paths, wanted, sums), *rest]
             stuck[:] = left[:1]
             return None
 
-        found = chosen(lacking)
+        found = chosen(tuple(lacking))
         if found is None:
             raise self._error(*stuck[0])
         return found
