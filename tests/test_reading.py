@@ -832,6 +832,20 @@ def test_a_value_on_many_paths_is_followed_once():
     optim.infer_scales(small, large, inputs=X, call=run)
 
 
+def test_parameters_in_a_tuple_are_all_read():
+    def net(n):
+        return (lambda p, x: jnp.tanh(x @ p[0]) @ p[1]), (
+            kit.floats(5, n),
+            kit.floats(n, 3),
+        )
+
+    scales = optim.infer_scales(net(8), net(32), inputs=X)
+    assert {path: s.role.value for path, s in scales.items()} == {
+        "0": "input",
+        "1": "output",
+    }
+
+
 def test_a_number_that_grows_before_a_nonlinearity_is_an_error_with_remedies():
     """Nothing else reads what stands between two nonlinearities."""
     small, large = (kit.zeros(i=(5, n), o=(n, 3)) for n in (8, 32))

@@ -330,10 +330,10 @@ class Depth:
                 if is_shared and not alike(uses, 1):
                     self.shared[path] = inside[path]
                 continue
-            if not alike(uses, 1):
+            own, few = (x.get(opened(path)) for x in alone)
+            if own != few:
                 used = (e.node for e in large.events(path))
                 apart |= {x.id: path for x in used if large.is_kernel(x)}
-            own, few = (x.get(opened(path)) for x in alone)
             if own != few and any(alike(uses, m) for m in depths):
                 self.on_stream[path] = uses
                 self.shared[path] = uses if is_shared else 1.0

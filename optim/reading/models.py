@@ -199,7 +199,7 @@ def _take_apart(model: Any, which: str) -> _Built:
         model = rest[0] if len(rest) == 1 else tuple(rest)
     trained = Leaves()
     # Of a Haiku function with state, only the first tree is trained.
-    is_pair = kind is not None and isinstance(model, tuple)
+    is_pair = _has_state(kind)
     read_into(model[0] if is_pair else model, trained)
     if not trained:
         raise ValueError(f"the {which} has no floating-point parameters")
