@@ -324,10 +324,13 @@ def _twins(pair: Pair) -> dict[int, Node]:
             if len(kind.then) == len(kind.now):
                 found[node.id] = kind.then[i]
                 continue
-            before = [found.get(x.id) for x in node.operands]
-            like = [x for x in kind.then if _may_be(before, x)]
-            if len({x.shape for x in like}) == 1:
-                found[node.id] = max(like, key=lambda x: _same(before, x))
+            # What comes of values without a counterpart has none.
+            known = [x for x in earlier(node) if x.op != "literal"]
+            if all(x.id in found for x in known):
+                before = [found.get(x.id) for x in node.operands]
+                like = [x for x in kind.then if _may_be(before, x)]
+                if len({x.shape for x in like}) == 1:
+                    found[node.id] = max(like, key=lambda x: _same(before, x))
     return found
 
 
