@@ -237,6 +237,8 @@ class Copies:
     def _sum(self, node: Node, each: list[float]) -> float:
         """The number of a sum, or of joined or chosen values, if all have the same."""
         branch = self._branches.get(node.id)
+        if branch is not None and branch.skip != 1:
+            return _UNKNOWN  # a share of the stream, which depends on the depth
         if branch is not None and node.id not in self._added:
             end = each[node.operands.index(branch.end)]
             others = zip(node.operands, each, strict=True)
