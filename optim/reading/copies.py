@@ -177,7 +177,8 @@ class Copies:
         if twin and len(self._numbers.get((twin.id, k), ())) > 1:
             return _UNKNOWN
         if node.op in ("mul", "div"):
-            return value / other if value and other else _ZERO
+            ratio = value / other if value and other else _ZERO
+            return ratio if ratio >= 0 else _UNKNOWN
         if not value or not _SMALL <= abs(value) <= _LARGE:
             return _ZERO
         return 1.0 if value == other else _UNKNOWN
@@ -239,10 +240,10 @@ class Copies:
         branch = self._branches.get(node.id)
         if branch is not None and branch.skip != 1:
             return _UNKNOWN  # a share of the stream, which depends on the depth
-        if branch is not None and node.id not in self._added:
+        if branch is not None and branch.end in node.operands:
             end = each[node.operands.index(branch.end)]
             others = zip(node.operands, each, strict=True)
-            skip = next(x for of, x in others if of is not branch.end)
+            skip = next((x for of, x in others if of is not branch.end), end)
             multiplied = self._depth.of(branch) ** -self._alpha
             if skip and end and not alike(end / skip, multiplied):
                 self._check(node, [end / skip])

@@ -225,9 +225,8 @@ class Factors:
             by = 1.0 if node.op == "div" else self.trunk(y)[1]
             try:
                 found = self.ends(x, by)
-                if (
-                    apart and not self._shared and self.depends(y, found)
-                ):  # v of g v / |v|
+                # E.g. v of g v / |v|.
+                if apart and not self._shared and self.depends(y, found):
                     with self.apart_from(e.param for e in found):
                         found = self.ends(x, by)
             except Failure as failure:
@@ -304,6 +303,7 @@ class Factors:
         return node
 
     def _is_memory(self, node: Node) -> bool:
+        """Whether a value is the state of a loop over data."""
         node, _ = self.trunk(node)
         return node.op == "carry" and self._program.is_over_data(node.loop)
 
