@@ -298,6 +298,29 @@ def two_streams(width, encoder, decoder, power=0, shared=False):
     return run, p
 
 
+def test_boxes_that_start_from_an_encoder_have_a_depth_of_their_own():
+    def boxes(width, encoder, decoder):
+        p = kit.zeros(source=(5, width), start=(width, 4))
+        p["e"] = kit.layers(encoder, u=(width, width))
+        p["d"] = kit.layers(decoder, h=(4, width), box=(width, 4))
+
+        def run(p, x):
+            x = x @ p["source"]
+            for w in p["e"]:
+                x = x + jax.nn.relu(x) @ w["u"]
+            box = x @ p["start"]
+            for w in p["d"]:
+                box = box + jax.nn.relu(x + box @ w["h"]) @ w["box"]
+            return box
+
+        return run, p
+
+    scales = read(boxes(32, 4, 12), boxes(8, 2, 3), parametrization="completep")
+    depth = {p: s.depth for p, s in scales.items() if s.in_branch}
+    assert depth == {p: 2 if p.startswith("e/") else 4 for p in depth}
+    assert len(depth) == 4 + 2 * 12
+
+
 def test_each_stream_has_a_depth_of_its_own():
     base = two_streams(8, 2, 3)
     scales = read(two_streams(32, 4, 12), base, parametrization="depth_mup")

@@ -1,7 +1,7 @@
 """How much deeper each residual stream gets, and which parameters that concerns."""
 
 import functools
-from collections.abc import Mapping, Set
+from collections.abc import Hashable, Mapping, Set
 
 from ..rules.parametrizations import Parametrization
 from .branches import Branch, place
@@ -71,7 +71,8 @@ class Depth:
                 raise ValueError(
                     f"each layer adds all that earlier layers added ({spot[0]}), so "
                     "that the sum grows as the square of their number; damp that by a "
-                    "number below 1, as in v = 0.9 * v + f(x); x = x + v, or multiply "
+                    "number below 1, as in v = 0.9 * v + f(x); x = x + v, with v = "
+                    "jnp.zeros_like(x) before the first layer, or multiply "
                     "it: v = v + f(x); x = x + (base depth / depth) * v"
                 )
 
@@ -138,12 +139,13 @@ class Depth:
     ) -> list[Kind[Branch]]:
         """The branches of both models, by stream, of the streams that get deeper.
 
-        Stages count as one stream, but for those that a kernel without a skip separates
-        and that do not get deeper, e.g. a decoder of fixed depth.
+        Stages whose branches the same code adds count as one stream, but for those that
+        a kernel without a skip separates and that do not get deeper.
         """
         deep: list[Kind[Branch]] = []
-        for apart in (True, False):
-            number = self._streams(sorted(large, key=place), apart=apart)
+        number: dict[Key, int] = {}
+        for _ in range(2):
+            number = self._streams(sorted(large, key=place), number)
             streams: dict[int | None, Kind[Branch]] = {}
             for b in large:
                 at = number[self._large.kind(b)]
@@ -167,7 +169,9 @@ class Depth:
                     )
         return deep
 
-    def _streams(self, branches: list[Branch], *, apart: bool) -> dict[Key, int]:
+    def _streams(
+        self, branches: list[Branch], apart: Mapping[Key, int]
+    ) -> dict[Key, int]:
         """The number of the stream of each kind of branch.
 
         A stream is that of a chain of branches: a decoder reads the encoder's within
@@ -176,14 +180,15 @@ class Depth:
 
         Args:
           branches: of the target, in the order of the program.
-          apart: whether kernels outside of the branches separate streams.
+          apart: the streams that kernels outside of branches separate, of which those
+            of the same code are one; none if these streams are to be found.
         """
         kind_at = {b.add.id: self._large.kind(b) for b in branches}
         axes = self._large.axes
         follows = {x.id for x in reach([b.add for b in branches], axes.uses)}
 
         def sources(node: Node) -> list[Node]:
-            if node.id in kind_at or (apart and self._large.is_kernel(node)):
+            if node.id in kind_at or (not apart and self._large.is_kernel(node)):
                 return []
             at, parts = node.params.get("dimension"), earlier(node)
             units = at is not None and any(axes.entries(x)[at] for x in node.operands)
@@ -193,10 +198,17 @@ class Depth:
             parts = parts[::2] if node.op == "scatter" else parts
             return parts if all(x.id in follows for x in parts if x.data) else []
 
+        code: dict[int, set[Hashable]] = {}
+        for (spot, _), stream in apart.items():
+            code.setdefault(stream, set()).add(spot)
         found: dict[Key, int] = {}
         for i, b in enumerate(branches):
-            chain = reach([b.trunk], sources)
-            linked = {kind_at[x.id] for x in (b.add, *chain) if x.id in kind_at}
+            own = kind_at[b.add.id]
+            chain = [
+                kind_at[x.id] for x in reach([b.trunk], sources) if x.id in kind_at
+            ]
+            one = (x for x in chain if not apart or code[apart[x]] & code[apart[own]])
+            linked = {own, *one}
             same = {found[key] for key in linked & found.keys()}
             linked |= {key for key, number in found.items() if number in same}
             found |= dict.fromkeys(linked, i)

@@ -285,8 +285,9 @@ class Facts:
                 continue
             used = [e.node for e in events if e.is_use]
             name = self.opened(path)
-            # Each layer once, between the same additions.
-            places = {(bisect.bisect(adds, x.id), x.loop): x.runs for x in used}
+            # Each layer once, between the same additions; what a loop starts with, too.
+            once = [x.operands[0] if x.op == "carry" else x for x in used]
+            places = {(bisect.bisect(adds, x.id), x.loop): x.runs for x in once}
             acts.setdefault(name, {}).update(places)
             layers[name] += self.copies(path)
             early |= {name for x in used if x.id in before}

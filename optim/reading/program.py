@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -388,8 +388,9 @@ class Program:
             operands = self._factor_last(name, self._side_by_side(equation, operands))[
                 1
             ]
-        if name == "log" and (logit := _logit(operands[0])) is not None:
-            return [logit]
+        share = _share(name, operands)
+        if share is not None and share.op == "logistic":
+            return share.operands[:1]  # the logit of a sigmoid
         if name == "stack":
             return [self._stacked(equation, operands)]
         if name == "concatenate":
@@ -625,6 +626,7 @@ class Program:
         axes: list[int] = [0] * len(starts)
         body = (equation, params["length"], params["jaxpr"], operands[:first])
         results = self._body(*body, starts, axes, operands[last:])
+        shares: set[int] = set()  # carried as their logits
         for i, (carry, after) in enumerate(results[: len(starts)]):
             axis = after.params.get("dimension")
             if axis is not None and self._is_taken_apart(carry, after, axis):
@@ -635,8 +637,12 @@ class Program:
                     self._slice(whole, axis, *pair, source)
                     for pair in itertools.pairwise(edges)
                 ]
-        if any(len(x) > 1 for x in starts):
-            results = self._body(*body, starts, axes, operands[last:])
+            each = (_share(x.op, x.operands) for x in self.nodes[carry.id :])
+            if _unclipped(after).op == "logistic" and carry in each:
+                shares.add(i)
+                starts[i] = [self._logit(*starts[i], source)]
+        if shares or any(len(x) > 1 for x in starts):
+            results = self._body(*body, starts, axes, operands[last:], shares)
         found = []
         for parts, axis, (_, after) in zip(starts, axes, results, strict=False):
             ends = after.operands if len(parts) > 1 else [after]
@@ -649,6 +655,14 @@ class Program:
                 results[rest:], equation.outvars[rest:], strict=True
             )
         ]
+
+    def _logit(self, node: Node, source: Any) -> Node:
+        """The logit of a value."""
+        if _unclipped(node).op == "logistic":
+            return _unclipped(node).operands[0]
+        rest = self._emit("sub", [self._constant(1.0), node], node.shape, source)
+        odds = self._emit("div", [node, rest], node.shape, source)
+        return self._emit("log", [odds], node.shape, source)
 
     def _is_taken_apart(self, carry: Node, after: Node, axis: int) -> bool:
         """Whether a loop splits its carry where the iteration before joined it."""
@@ -673,11 +687,13 @@ class Program:
         starts: list[list[Node]],
         axes: list[int],
         stacked: Sequence[Node] = (),
+        shares: Collection[int] = (),
     ) -> list[tuple[Node, Node]]:
         """The body of a loop: each carry (or a result) and what it is next.
 
         `starts` are the parts of each carry before the loop, joined along `axes`;
-        `consts` are the same in each iteration, and of `stacked` each gets a slice.
+        `consts` are the same in each iteration, and of `stacked` each gets a slice. The
+        carries with the numbers `shares` start as logits, which each iteration updates.
         """
         source = loop.source_info
         with self._called(loop), self._loop_body(runs):
@@ -689,6 +705,8 @@ class Program:
                 self._concatenation(each, axis, source)
                 for each, axis in zip(parts, axes, strict=True)
             ]
+            for i in shares:
+                carried[i] = self._emit("logistic", parts[i], parts[i][0].shape, source)
             slices = [
                 self._emit("scan_in", [node], node.shape[1:], source)
                 for node in stacked
@@ -698,7 +716,8 @@ class Program:
             results = self._inline(
                 body.jaxpr, body.consts, [*consts, *carried, *slices]
             )
-        for each, after in zip(parts, results, strict=False):
+        for i, (each, after) in enumerate(zip(parts, results, strict=False)):
+            after = _unclipped(after).operands[0] if i in shares else after
             ends = after.operands if len(each) > 1 else [after]
             for carry, end in zip(each, ends, strict=True):
                 carry.operands.append(end)
@@ -899,20 +918,28 @@ def _is_gradient(node: Node) -> bool:
     return known and not any(x.op == "input" for x in sources)
 
 
-def _logit(odds: Node) -> Node | None:
-    """The value of whose sigmoid s a node is s / (1 - s), perhaps clipped."""
+def _unclipped(node: Node) -> Node:
+    """A value before it was clipped."""
+    while node.op in ("max", "min", "clamp", "stop_gradient"):
+        node = next((x for x in node.operands if x.value is None), node.operands[0])
+    return node
 
-    def unclipped(node: Node) -> Node:
-        while node.op in ("max", "min", "clamp", "stop_gradient"):
-            node = next(x for x in node.operands if x.value is None)
-        return node
 
-    above, below = map(unclipped, odds.operands) if odds.op == "div" else (odds, odds)
-    is_rest = below.op == "sub" and below.operands[0].value == 1
-    inverts = (
-        is_rest and above.op == "logistic" and unclipped(below.operands[1]) is above
+def _share(name: str, operands: list[Node]) -> Node | None:
+    """The value s, perhaps clipped, of log(s / (1 - s)) or log(s) - log(1 - s)."""
+    if name == "log" and operands[0].op == "div":
+        above, below = operands[0].operands
+    elif name == "sub" and [x.op for x in operands] in (["log"] * 2, ["log", "log1p"]):
+        (above,), (below,) = (x.operands for x in operands)
+    else:
+        return None
+    above, below = _unclipped(above), _unclipped(below)
+    is_rest = (
+        below.op == "neg"
+        if operands[-1].op == "log1p"
+        else (below.op == "sub" and below.operands[0].value == 1)
     )
-    return above.operands[0] if inverts else None
+    return above if is_rest and _unclipped(below.operands[-1]) is above else None
 
 
 def _known(value: Any) -> Any:

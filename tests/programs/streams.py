@@ -1136,24 +1136,53 @@ def stream_and_a_memory_that_starts_at_zero(n, L):
     return p, X, call
 
 
-# As in the decoder of Deformable DETR.
-@program({"in": "I", "start": "F", "pos": "Iba", r"b/\d/(u|h)": "Hb", r"b/\d/d": "He", r"b/\d/box": "Oe", r"b/\d/shift": "Fe"}, deep=True)  # fmt: skip
-def boxes_that_layers_refine_through_their_logits(n, L):
-    p = zeros(**{"in": (5, n)}, start=(6, 4), pos=(4, n))
-    p |= {"b": layers(L, u=(n, n), d=(n, n), h=(n, n), box=(n, 4), shift=(4,))}
+# As in the decoder of Deformable DETR; boxes, or learned queries, start as parameters.
+for form in ("list", "scan", "scan_of_logs"):
 
-    def logit(s):
-        s = jnp.clip(s, 0, 1)
-        return jnp.log(jnp.maximum(s, 1e-5) / jnp.maximum(1 - s, 1e-5))
+    def make(n, L, form=form):
+        p = zeros(**{"in": (5, n)}, start=(6, 4), query=(6, n), pos=(4, n))
+        shapes = {"u": (n, n), "d": (n, n), "h": (n, n), "box": (n, 4), "shift": (4,)}
+        every = {k: (L, *shape) for k, shape in shapes.items()}
+        p["b"] = layers(L, **shapes) if form == "list" else zeros(**every)
 
-    def call(p, x):
-        x, every = x @ p["in"], []
-        box = jax.nn.sigmoid(jnp.broadcast_to(p["start"], (2, 6, 4)))
-        for w in p["b"]:
-            x = x + mlp(w, norm(x + box @ p["pos"]))
-            y = jax.nn.silu(norm(x) @ w["h"]) @ w["box"] + w["shift"]
-            every.append(jax.nn.sigmoid(y + logit(box)))
-            box = lax.stop_gradient(every[-1])
-        return jnp.stack(every)
+        def logit(s):
+            s = jnp.clip(s, 0, 1)
+            one, other = jnp.maximum(s, 1e-5), jnp.maximum(1 - s, 1e-5)
+            apart = form == "scan_of_logs"
+            return jnp.log(one) - jnp.log(other) if apart else jnp.log(one / other)
 
-    return p, (floats(2, 6, 5),), call
+        def call(p, x):
+            memory = x @ p["in"]
+            box = jax.nn.sigmoid(jnp.broadcast_to(p["start"], (2, 6, 4)))
+
+            def layer(state, w):
+                x, box = state
+                x = x + mlp(w, norm(x + box @ p["pos"]) + memory)
+                y = jax.nn.silu(norm(x) @ w["h"]) @ w["box"] + w["shift"]
+                box = jax.nn.sigmoid(y + logit(box))
+                return (x, lax.stop_gradient(box)), box
+
+            state, every = (jnp.broadcast_to(p["query"], (2, 6, n)), box), []
+            if form != "list":
+                return lax.scan(layer, state, p["b"])[1]
+            for w in p["b"]:
+                state, box = layer(state, w)
+                every.append(box)
+            return jnp.stack(every)
+
+        return p, (floats(2, 6, 5),), call
+
+    make.__name__ = f"boxes_that_layers_refine_through_their_logits_in_a_{form}"
+    program(
+        {
+            "in": "I",
+            "start": "F",
+            "query": "V",
+            "pos": "Iba",
+            r"b/(\d/)?(u|h)": "Hb",
+            r"b/(\d/)?d": "He",
+            r"b/(\d/)?box": "Oe",
+            r"b/(\d/)?shift": "Fe",
+        },
+        deep=True,
+    )(make)
