@@ -121,6 +121,25 @@ def test_kernels_stored_in_halves_are_read_as_whole_ones(name, axis):
     assert halves.depth == whole.depth
 
 
+@pytest.mark.parametrize(
+    "name",
+    """
+    experts_of_one_neuron_in_tables vectors_of_attention_from_differences_of_points
+    """.split(),  # noqa: SIM905
+)
+def test_a_base_of_one_block_says_the_same_as_one_of_two(name):
+    row = next(row for row in kit.ALL if row.name == name)
+    sizes = ((8, 1), (32, 3)), ((8, 2), (32, 6))
+    pairs = [[row.make(*size) for size in pair] for pair in sizes]
+    with jax.numpy_rank_promotion("allow"):
+        one, two = (
+            optim.infer_scales((small[2], small[0]), (run, p), inputs=inputs)
+            for small, (p, inputs, run) in pairs
+        )
+    for path, scale in one.items():
+        assert _facts(scale) == _facts(two[path]), path
+
+
 def _facts(scale):
     names = "role width_in width_out depth in_branch on_stream shared ends_branch"
     return {

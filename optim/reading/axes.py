@@ -257,6 +257,11 @@ class Axes:
             if any(x.id in self._normed for x in node.operands):
                 self._normed.add(node.id)
             self._keep_gains(node)
+            total = origin(node.operands[-1])
+            if total.op == "reduce_sum" and total.operands == node.operands[:1]:
+                # Shares of a sum, e.g. a softmax: a sum over them does not grow.
+                shares = [self._of(node)[a] for a in total.params["axes"]]
+                self._gains[node.id] = self._gains.get(node.id, NONE).union(*shares)
             if node.op in ("mul", "div") and len(kernels) == 2:
                 kernels.sort(key=_is_odd)
                 self._add_gains(node, [self._joined(node, [x]) for x in kernels])

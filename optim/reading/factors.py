@@ -411,8 +411,8 @@ class Factors:
             if x.weight:
                 try:
                     return self.ends(x)[0].factor
-                except Failure:
-                    return 1.0
+                except Failure:  # e.g. a kernel that is divided by its norm
+                    return self.trunk(x)[1]
         return 1.0
 
     def norm(self, node: Node) -> float | None:

@@ -126,6 +126,10 @@ class Pair:
     def sums(self) -> list[Kind[Sum]]:
         """The sums of products of activations that base and target have."""
         found = self.kinds(lambda m: [(m.key(x), x) for x in m.sums.all])
+        for key, kind in found.items():
+            if not kind.then:  # the base's only layer reads none before it
+                like = [x for k, x in found.items() if x.then and k[:2] == key[:2]]
+                kind.then.extend(like[-1].then if like else [])
         return [x for kind in found.values() for x in self._of_stages(kind)]
 
     def _of_stages(self, kind: Kind[Sum]) -> list[Kind[Sum]]:

@@ -27,13 +27,15 @@ class Join:
     """Values that are computed side by side and then joined or summed.
 
     Attributes:
-      number: of the values that have a parameter of this name of their own, by name.
+      terms: the number of values.
+      number: of those that have a parameter of this name of their own, by name.
       paths: these parameters.
       ends: the kernels that are summed over; None for a sum with gates.
       biases: the vectors that are summed.
       constant: on a term of the sum.
     """
 
+    terms: int
     number: Counter[str]
     paths: set[str]
     ends: set[str] | None
@@ -138,9 +140,10 @@ class Parallel:
         paths = [{self._owners[i] for i in _bits(mask)} for mask in own]
         number = Counter(name for x in paths for name in {*map(self._named, x)})
         key = node.op, node.spot
-        like = self.joins.get(key, Join(Counter(), set(), ends))
+        like = self.joins.get(key, Join(0, Counter(), set(), ends))
         ends = None if ends is None or like.ends is None else ends | like.ends
-        found = Join(number | like.number, like.paths.union(*paths), ends)
+        terms = max(len(values), like.terms)
+        found = Join(terms, number | like.number, like.paths.union(*paths), ends)
         self.joins[key] = found
         return found
 
@@ -181,7 +184,9 @@ def numbers(small: Parallel, large: Parallel) -> dict[str, tuple[float, float]]:
     """
     found: dict[str, tuple[float, float]] = {}
     for key, now in large.joins.items():
-        then = small.joins.get(key, Join(Counter(), set(), now.ends))
+        then = small.joins.get(key, Join(0, Counter(), set(), now.ends))
+        if now.terms == then.terms:
+            continue  # of two values, one may read the layers before
         for path in now.paths:
             name = large._named(path)
             growth = now.number[name] / (then.number[name] or 1)

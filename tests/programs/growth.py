@@ -479,6 +479,40 @@ def memory_layer_with_product_keys(n):
     return p, X, call
 
 
+@program({**ENDS, r"b/\d/q": "Ob", r"b/\d/k": "Fb", r"b/\d/u": "Ib", r"b/\d/d": "Ie"}, deep=True, carries={r"b/\d/u": 0.25})  # fmt: skip
+def experts_of_one_neuron_in_tables(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, q=(n, 4), k=(9, 4), u=(9, n), d=(9, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+            _, i = lax.top_k(y @ w["q"] @ w["k"].T, 3)
+            h = jax.nn.gelu(jnp.einsum("bn,bkn->bk", y, w["u"][i]))
+            x = x + jnp.einsum("bk,bkn->bn", h, w["d"][i])
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/(q|k|v|e2|g)": "Hb", r"b/\d/e1": "Ib", r"b/\d/o": "He"}, deep=True)  # fmt: skip
+def vectors_of_attention_from_differences_of_points(n, L):
+    square = dict.fromkeys(("q", "k", "v", "e2", "g", "o"), (n, n))
+    p = zeros(**ends(n)) | {"b": layers(L, e1=(5, n), **square)}
+
+    def call(p, points):
+        far = points[:, :, None] - points[:, None]
+        x = points @ p["in"]
+        for w in p["b"]:
+            place = jax.nn.relu(far @ w["e1"]) @ w["e2"]
+            pairs = (x @ w["q"])[:, :, None] - (x @ w["k"])[:, None] + place
+            gates = jax.nn.softmax(jax.nn.relu(pairs) @ w["g"], 2)
+            x = x + (gates * ((x @ w["v"])[:, None] + place)).sum(2) @ w["o"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
 @program(
     {
         "in": "I",

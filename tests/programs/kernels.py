@@ -253,6 +253,15 @@ def softmax_over_units_then_readout(n):
     return units(n, jax.nn.softmax)
 
 
+@program({**ENDS, "w": "H", "s": "V"})
+def softmax_of_parameters_as_weights_of_units(n):
+    def call(p, x):
+        h = jax.nn.relu(x @ p["in"] @ p["w"])
+        return h @ p["out"] + (h * jax.nn.softmax(p["s"])).sum(-1)[:, None]
+
+    return zeros(**ends(n), w=(n, n), s=(n,)), X, call
+
+
 @program({**ENDS, "w": "H"})
 def softmax_over_units_times_their_number(n):
     return units(n, lambda x: jax.nn.softmax(x) * n)
@@ -646,6 +655,18 @@ def kernels_divided_by_the_root_of_their_fan_in(n, L):
 )
 def kernels_divided_by_the_root_of_their_fan_in_and_the_depth(n, L):
     return _divided(True)(n, L)
+
+
+@program({**ENDS, "u|w": "H"})
+def kernels_divided_by_their_norm_and_the_root_of_their_fan_in(n):
+    def unit(w):
+        return w * lax.rsqrt((w * w).mean(0, keepdims=True) + 1e-8) / n**0.5
+
+    def call(p, x):
+        x = jnp.tanh(jax.nn.silu(x @ p["in"]) @ unit(p["u"]))
+        return jnp.tanh(x @ unit(p["w"])) @ p["out"]
+
+    return zeros(**ends(n), u=(n, n), w=(n, n)), X, call
 
 
 @program({**ENDS, "(q|k|v|o)": "H", "r": "I", "w": "I"})
