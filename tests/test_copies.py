@@ -63,7 +63,14 @@ _MULTIPLIED = "it multiplies its branches by itself"
 INEXACT_IN_DEPTH = {
     "adams_bashforth_of_layers_in_a_scan": _AGAIN,
     "additive_couplings_with_biases_after_them": _TURNS,
-    "boxes_that_layers_refine_through_their_logits": "no gradient passes its layers",
+    **dict.fromkeys(
+        (
+            "boxes_that_layers_refine_through_their_logits_in_a_list",
+            "boxes_that_layers_refine_through_their_logits_in_a_scan",
+            "boxes_that_layers_refine_through_their_logits_in_a_scan_of_logs",
+        ),
+        "no gradient passes its layers",
+    ),
     "early_exit_by_cond_on_the_layer_number": _NUMBER,
     "kernels_of_all_layers_stacked_by_rows": _BESIDE,
     "kinds_of_blocks_alternate_of_which_one_splits_a_kernel": _TURNS,

@@ -295,6 +295,10 @@ class Depth:
                 if not {x.node.id for x in model.events(path)} <= streams:
                     acts.setdefault(path, []).append(b)
         small = self._pair.like(counted)
+        for path in acts.keys() - self._pair.deeper.keys():
+            few = self._small.spread(small, self._pair.twin[path])
+            if model.spread(counted, path) > few:
+                del acts[path]  # all layers read what it makes of the stream's start
 
         @functools.cache
         def is_condition(name: str) -> bool:

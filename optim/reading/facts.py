@@ -112,14 +112,19 @@ class Facts:
                             number = max(number, 1) * node.operands[k].shape[a]
         return number
 
-    def copies(self, path: str) -> int:
-        """The number of layers that a parameter holds, one beside the other."""
+    def layer_axes(self, path: str) -> set[int]:
+        """The axes along which a parameter holds layers, one beside the other."""
         param = self.reading.path_of.index(path)
         axes = {a for p, a in self.axes.sliced if p == param}
         for event in self.axes.events[param]:
             if event.node.op in ("scan_in", "slice") and not event.node.backward:
                 axes |= {*event.axes(Use.COPY)}
-        return math.prod(self.reading.leaves[path].shape[a] for a in axes)
+        return axes
+
+    def copies(self, path: str) -> int:
+        """The number of layers that a parameter holds, one beside the other."""
+        shape = self.reading.leaves[path].shape
+        return math.prod(shape[a] for a in self.layer_axes(path))
 
     def kernels(self) -> Counter[str]:
         """How many parameters of each name there are, also taken from stacks."""
@@ -313,6 +318,14 @@ class Facts:
             return None
         number = sum(b.runs for b in feeds) / self.copies(path)
         return (number, feeds) if feeds else None
+
+    def spread(self, branches: list[Branch], path: str) -> float:
+        """The most branches through which one use of a parameter acts."""
+        param, most = self.reading.path_of.index(path), 1.0
+        for node in {e.node for e in self.events(path) if e.is_use}:
+            feeds = self.branches.feeding(node, param, branches) or ()
+            most = max(most, sum(b.runs for b in feeds) / node.runs)
+        return most
 
     def all_fed(self, branches: list[Branch], name: str) -> set[float]:
         """Through how many branches each parameter of a name alone acts."""

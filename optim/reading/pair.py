@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from ..scales.declare import Declarations
-from .axes import Use
 from .branches import Branch
 from .facts import Facts
 from .growth import Shapes, twin
@@ -111,15 +110,12 @@ class Pair:
                 ratio = len(kind.now) / len(kind.then)
                 deeper = [path for path in kind.now if path not in self.beside]
                 ratios |= dict.fromkeys(deeper, ratio)
-        for path in self.leaves:
-            for event in self.large.events(path):
-                if event.node.op == "scan_in" and not event.is_use:
-                    small, large, _ = self.shapes[path]
-                    role = self.large.roles[path]
-                    copies = () if role is None else role.copies
-                    for axis in set(event.axes(Use.COPY)) & set(copies):
-                        if small[axis] != large[axis]:
-                            ratios[path] = large[axis] / small[axis]
+        for path, role in self.large.roles.items():
+            small, large, _ = self.shapes[path]
+            stacked = self.large.layer_axes(path) & {*(role.copies if role else ())}
+            ratio = math.prod(large[a] / small[a] for a in stacked)
+            if ratio != 1 and path not in self.beside:
+                ratios[path] = ratio
         return ratios
 
     @functools.cached_property

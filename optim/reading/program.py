@@ -640,7 +640,7 @@ class Program:
             each = (_share(x.op, x.operands) for x in self.nodes[carry.id :])
             if _unclipped(after).op == "logistic" and carry in each:
                 shares.add(i)
-                starts[i] = [self._logit(*starts[i], source)]
+                starts[i] = [self._logit(starts[i][0], source)]
         if shares or any(len(x) > 1 for x in starts):
             results = self._body(*body, starts, axes, operands[last:], shares)
         found = []

@@ -1136,6 +1136,34 @@ def stream_and_a_memory_that_starts_at_zero(n, L):
     return p, X, call
 
 
+@program({**ENDS, "m": "H", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def shifts_and_gates_of_all_layers_from_the_first_values(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, m=(n, 2 * n))
+    p |= {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        shift, gate = jnp.split(jax.nn.silu(x.mean(1, keepdims=True)) @ p["m"], 2, -1)
+        for w in p["b"]:
+            x = x + gate * mlp(w, norm(x) + shift)
+        return norm(x) @ p["out"]
+
+    return p, (floats(2, 6, 5),), call
+
+
+@program({**ENDS, "b/u": "Hb", "b/d": "He"}, deep=True, asks="no residual stream")
+def layers_in_a_row_that_slices_take_from_a_stack(n, L, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": zeros(u=(L, n, n), d=(L, n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i in range(L):
+            x = remedy * x + mlp({k: w[i] for k, w in p["b"].items()}, x)
+        return norm(x) @ p["out"]
+
+    return p, X, call
+
+
 # As in the decoder of Deformable DETR; boxes, or learned queries, start as parameters.
 for form in ("list", "scan", "scan_of_logs"):
 
