@@ -125,6 +125,7 @@ def test_kernels_stored_in_halves_are_read_as_whole_ones(name, axis):
     "name",
     """
     experts_of_one_neuron_in_tables vectors_of_attention_from_differences_of_points
+    norms_of_a_stream_that_starts_at_joined_kernels gated_mlp_with_spatial_units
     """.split(),  # noqa: SIM905
 )
 def test_a_base_of_one_block_says_the_same_as_one_of_two(name):

@@ -327,13 +327,16 @@ class Depth:
         depths = [m for m in self.ratios.values() if not alike(m, 1)]
         opened, large, base = self._pair.opened, self._large, self._small
         within = large.inside(counted), base.inside(small)
-        outside = large.outside(counted), base.outside(small)
+        outside = large.outside(counted), base.outside(small, ahead=False)
         # Those of a name that are outside of branches: more than the first layer's.
         rest = self._pair.leaves.keys() - inside.keys()
         names = set(map(opened, inside))
         before = {x for x in base.reading.leaves if opened(x) not in names}
         before |= {self._pair.twin[path] for path in rest}
-        alone = large.outside(counted, rest), base.outside(small, before)
+        alone = (
+            large.outside(counted, rest),
+            base.outside(small, before, ahead=False),
+        )
         apart: dict[int, str] = {}  # kernels outside of branches, whose number grows
         for path in self._pair.leaves:
             counts = within if path in inside else outside

@@ -268,11 +268,16 @@ class Facts:
         return {name: (runs[name], layers[name]) for name in runs}
 
     def outside(
-        self, branches: list[Branch], paths: Collection[str] | None = None
+        self,
+        branches: list[Branch],
+        paths: Collection[str] | None = None,
+        *,
+        ahead: bool = True,
     ) -> dict[str, tuple[int, int]]:
-        """In how many layers parameters act on streams, and how many they hold.
+        """In how many layers parameters act outside of branches, and their number.
 
-        Some of that name act before a branch; a readout of each layer does not.
+        With `ahead`, only on streams: some of that name act before a branch, unlike a
+        readout of each layer, or the norm after the only layer of a base.
         """
         adds = sorted(b.add.id for b in branches)
         ends = {b.add.id: b.end for b in branches}
@@ -280,9 +285,9 @@ class Facts:
         def earlier(x: Node) -> list[Node]:
             return [y for y in x.operands if y.data and y is not ends.get(x.id)]
 
-        ahead = reach([x for b in branches for x in earlier(b.add)], earlier)
+        stream = reach([x for b in branches for x in earlier(b.add)], earlier)
         inside = set().union(*(b.inside for b in branches)) - self.on_streams(branches)
-        before = {x.id for x in ahead} - inside
+        before = {x.id for x in stream} - inside
         acts: dict[str, dict[tuple[int, int], int]] = {}
         layers, early = Counter[str](), set[str]()
         for path, events in zip(self.reading.path_of, self.axes.events, strict=True):
@@ -296,7 +301,8 @@ class Facts:
             acts.setdefault(name, {}).update(places)
             layers[name] += self.copies(path)
             early |= {name for x in used if x.id in before}
-        return {name: (sum(acts[name].values()), layers[name]) for name in early}
+        names = early if ahead else acts
+        return {name: (sum(acts[name].values()), layers[name]) for name in names}
 
     def fed(
         self, branches: list[Branch], path: str

@@ -124,8 +124,9 @@ class Pair:
         found = self.kinds(lambda m: [(m.key(x), x) for x in m.sums.all])
         for key, kind in found.items():
             if not kind.then:  # the base's only layer reads none before it
-                like = [x for k, x in found.items() if x.then and k[:2] == key[:2]]
-                kind.then.extend(like[-1].then if like else [])
+                of = key[:2], len(key)
+                like = [x.then for k, x in found.items() if (k[:2], len(k)) == of]
+                kind.then.extend(next(filter(None, like), []))
         return [x for kind in found.values() for x in self._of_stages(kind)]
 
     def _of_stages(self, kind: Kind[Sum]) -> list[Kind[Sum]]:
