@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping, Set
 
 from ..rules.parametrizations import Parametrization
 from .branches import Branch, place
-from .facts import Key
+from .facts import Facts, Key
 from .kinds import Kind, alike
 from .pair import Pair
 from .program import Node, earlier, reach
@@ -220,9 +220,7 @@ class Depth:
         From here on they are branches of both models.
         """
         small, large = (m.numbers() for m in (self._small, self._large))
-        groups = self._pair.kinds(
-            lambda m: ((m.computed_by(b), b) for terms in m.totals.all for b in terms)
-        )
+        groups = self._pair.kinds(Facts.most_terms)
         ratios: dict[int, float] = {}
         for key, kind in groups.items():
             before, after = small[key], large[key]

@@ -348,6 +348,18 @@ class Facts:
             most |= number
         return most
 
+    def most_terms(self) -> Iterator[tuple[frozenset[str], Branch]]:
+        """The terms of the sums that have the most such terms, and what computes them.
+
+        What is computed from a sum, and added once to something else, is none.
+        """
+        most = self.numbers()
+        for terms in self.totals.all:
+            each = [(self.computed_by(b), b) for b in terms]
+            for key, b in each:
+                if sum(x.runs for by, x in each if by == key) == most[key]:
+                    yield key, b
+
     def computed_by(self, term: Branch) -> frozenset[str]:
         """The parameters of the nearest kernels before a term, or of a bias."""
         paths = {self.path(end) for end in term.ends if term.end.weight}

@@ -1136,6 +1136,41 @@ def stream_and_a_memory_that_starts_at_zero(n, L):
     return p, X, call
 
 
+# The stream after the last layer is read by its output alone, or beside their sum.
+for looped, alone in itertools.product((False, True), (False, True)):
+
+    def make(n, L, looped=looped, alone=alone):
+        p = zeros(**{"in": (5, n), "out": (n, 3)})
+        p["b"] = layers(L, u=(n, n), d=(n, n), o=(n, n))
+        if looped:
+            p["b"] = zeros(u=(L, n, n), d=(L, n, n), o=(L, n, n))
+
+        def call(p, x):
+            def layer(state, w):
+                x, y = state
+                x = x + mlp(w, x)
+                return (x, y + norm(x) @ w["o"]), None
+
+            x = x @ p["in"]
+            state = x, jnp.zeros_like(x)
+            if looped:
+                state, _ = lax.scan(layer, state, p["b"])
+            else:
+                for w in p["b"]:
+                    state, _ = layer(state, w)
+            x, y = map(norm, state)
+            return (y if alone else x + y) @ p["out"]
+
+        return p, X, call
+
+    how = f"{'alone' if alone else 'beside_the_stream'}_in_a_{'scan' if looped else 'list'}"
+    make.__name__ = f"outputs_of_all_layers_{how}"
+    program(
+        {**ENDS, r"b/(\d/)?u": "Hb", r"b/(\d/)?(d|o)": "He"},
+        deep=True,
+    )(make)
+
+
 @program({**ENDS, "m": "H", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
 def shifts_and_gates_of_all_layers_from_the_first_values(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, m=(n, 2 * n))
