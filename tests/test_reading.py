@@ -18,6 +18,7 @@ from programs import (  # noqa: F401
     composed,
     convolutional,
     current,
+    forms,
     generative,
     growth,
     harder,
@@ -76,6 +77,22 @@ def test_a_program_says_what_its_parameters_do(row):
     assert not wrong
     assert scales.depth == (3.0 if row.deep else 1.0)
     assert scales.parametrization.name.startswith(row.point)
+
+
+@pytest.mark.parametrize("name", forms.ALL)
+def test_layers_in_a_list_a_stack_and_a_loop_are_read_alike(name):
+    found, inputs = {}, (kit.floats(2, 6, 5),)
+    for form in forms.FORMS:
+        base, target = (forms.ALL[name](form, *size) for size in ((8, 2), (32, 6)))
+        try:
+            with jax.numpy_rank_promotion("allow"):
+                scales = optim.infer_scales(base, target, inputs=inputs)
+        except ValueError as error:
+            found[form] = str(error).split(" like ")[0]
+            continue
+        rows = ((re.sub(r"/\d+/", "/", path), x) for path, x in scales.items())
+        found[form] = {(path, fact) for path, x in rows for fact in _facts(x)}
+    assert all(each == found["list"] for each in found.values())
 
 
 def halved(run, params, axis):

@@ -1,6 +1,7 @@
 """How much deeper each residual stream gets, and which parameters that concerns."""
 
 import functools
+import math
 from collections.abc import Hashable, Mapping, Set
 
 from ..rules.parametrizations import Parametrization
@@ -295,7 +296,7 @@ class Depth:
         small = self._pair.like(counted)
         for path in acts.keys() - self._pair.deeper.keys():
             few = self._small.spread(small, self._pair.twin[path])
-            if model.spread(counted, path) > few:
+            if not model.spread(counted, path) <= few < math.inf:
                 del acts[path]  # all layers read what it makes of the stream's start
 
         @functools.cache

@@ -233,7 +233,9 @@ class Facts:
 
         A branch may read another stream, and the gains that act on that.
         """
-        ways = (x for b in branches for x in self.branches.normed(b.trunk))
+        trunks = [b.trunk for b in branches]
+        trunks += [x.operands[1] for x in trunks if x.op == "carry"]
+        ways = (x for trunk in trunks for x in self.branches.normed(trunk))
         ends = {b.add.id for b in branches}
         return {x.id for x in ways if x.id not in ends and not self.is_kernel(x)}
 
@@ -326,11 +328,17 @@ class Facts:
         return (number, feeds) if feeds else None
 
     def spread(self, branches: list[Branch], path: str) -> float:
-        """The most branches through which one use of a parameter acts."""
+        """The most branches through which one use of a parameter acts.
+
+        Infinite if a use within a branch also acts without one, e.g. through a stream.
+        """
         param, most = self.reading.path_of.index(path), 1.0
+        inside = frozenset().union(*(b.inside for b in branches))
         for node in {e.node for e in self.events(path) if e.is_use}:
-            feeds = self.branches.feeding(node, param, branches) or ()
-            most = max(most, sum(b.runs for b in feeds) / node.runs)
+            feeds = self.branches.feeding(node, param, branches)
+            if feeds is None and node.id in inside:
+                return math.inf
+            most = max(most, sum(b.runs for b in feeds or ()) / node.runs)
         return most
 
     def all_fed(self, branches: list[Branch], name: str) -> set[float]:
