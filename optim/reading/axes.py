@@ -484,7 +484,7 @@ class Axes:
         results = self._multiplied(node, kernels)
         if left.data and right.data and not any(kernels):
             for a, b in zip(lc, rc, strict=True):
-                self._gate(node, self.entries(left)[a] | self.entries(right)[b])
+                self._gate(node, self._whole(left, a) | self._whole(right, b))
         # Axes that stay beside the parameters.
         each = [self._results.get(x.id, ()) if x.data else () for x in (left, right)]
         self._add_results(node, results)
@@ -709,9 +709,13 @@ class Axes:
 
     def _batched(self, node: Node, data: Node, axis: int) -> None:
         """Axes of earlier results that are batch axes here count copies (experts)."""
-        found = self.entries(data)
-        whole = [x for x in found[axis] if sum(x in others for others in found) == 1]
-        self._mark(node, [(whole, Use.COPY)])
+        self._mark(node, [(self._whole(data, axis), Use.COPY)])
+
+    def _whole(self, node: Node, axis: int) -> frozenset[Axis]:
+        """The output axes of parameters that an axis is all of, unlike heads."""
+        stored = self._program.params
+        size, found = node.shape[axis], self.entries(node)[axis]
+        return frozenset(x for x in found if stored[x[0]].shape[x[1]] == size)
 
     def _op_conv_general_dilated(self, node: Node) -> None:
         data, kernel = node.operands[:2]
@@ -1029,7 +1033,9 @@ class Axes:
             if node.op == "reduce_sum":
                 inner = origin(source)
                 if inner.op == "mul" and all(x.data for x in inner.operands):
-                    self._gate(node, NONE.union(*(found[a] for a in axes)))
+                    self._gate(
+                        node, NONE.union(*(self._whole(source, a) for a in axes))
+                    )
                 self._sum_copies(node, NONE.union(*(found[a] for a in axes)))
 
     def _average(self, total: Node) -> None:

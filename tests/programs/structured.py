@@ -408,6 +408,23 @@ def heads_in_a_list_whose_results_are_joined(n):
     return p, S, call
 
 
+@program({**ENDS, "q|k|v|f|e": "H", "r": "O"})
+def kernels_and_experts_of_each_head_after_attention(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, **dict.fromkeys("qkv", (n, n)))
+    p |= zeros(f=(2, n // 2, n), e=(2, 3, n, n), r=(n, 2, 3))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k, v = ((x @ p[c]).reshape(2, 6, 2, n // 2).swapaxes(1, 2) for c in "qkv")
+        y = attention(q, k, v, 2 / n)
+        y = jax.nn.relu(jnp.einsum("bhtc,hcn->bthn", y, p["f"]))
+        y = jnp.einsum("bthn,henm->bthem", y, p["e"])
+        gates = jax.nn.sigmoid(jnp.einsum("btn,nhe->bthe", x, p["r"]))
+        return jax.nn.relu(x + (y * gates[..., None]).sum((2, 3))) @ p["out"]
+
+    return p, S, call
+
+
 @program({r"e/\d+": "I", "w": "H", "out": "O", r"m/\d+/(u|d)": "H", "r": "I|H"})
 def experts_and_features_in_lists_as_long_as_a_width(n):
     p = zeros(w=(n, n), out=(n, 3), r=(n, n // 4)) | {
