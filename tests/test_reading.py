@@ -119,7 +119,7 @@ def halved(run, params, axis):
     one_expert_of_each_token bayesian_layer_with_sampled_weights fft_of_units
     hyper_connections_of_two_streams softmax_gates_over_heads_whose_number_grows
     branches_that_end_in_a_kernel_of_softmax_values readout_with_weight_norm
-    tied_embedding_times_the_root_of_the_width kernels_mixed_by_routers
+    kernels_mixed_by_routers
     diffusion_transformer_with_attention bias_added_to_the_stream_after_the_branch
     gain_on_a_kernel_added_diagonal
     """.split(),  # noqa: SIM905
@@ -725,7 +725,7 @@ def test_the_last_gain_carries_what_a_tied_readout_lacks():
     autoencoder = two_layers(
         lambda p, n, x: jnp.tanh(x @ p["w"]) @ p["w"].T, w=(5, "n")
     )
-    with pytest.raises(ValueError, match="is also the readout"):
+    with pytest.raises(ValueError, match=r"multiply them by 0\.25"):
         carried(autoencoder, (kit.floats(2, 5),))
 
 
@@ -761,7 +761,7 @@ def test_logits_that_nothing_can_carry_are_an_error():
         attention(rms, 0),
         attention(rms, 0.5),
     ):
-        with pytest.raises(ValueError, match=r"activations at test_reading.py"):
+        with pytest.raises(ValueError, match=r"'exp' at test_reading.py.*by 0"):
             carried(wrong, X)
 
 
@@ -780,7 +780,7 @@ def test_one_factor_carries_for_all_sums_that_it_enters():
     assert carried(shared(0.5, 0.5), X) == {"q": 0.5}
     assert carried(shared(0.5, 1, far=True), X) == {"k": 0.5}
     for other in (0, 1):
-        with pytest.raises(ValueError, match=r"activations at test_reading.py"):
+        with pytest.raises(ValueError, match=r"'exp' at test_reading.py.*by 0"):
             carried(shared(0.5, other), X)
 
 
@@ -841,24 +841,6 @@ def test_a_multiplier_is_known_however_it_is_written():
         assert not any(s.ends_branch for s in scales.values())
 
 
-def test_a_branch_that_is_multiplied_in_part_is_an_error():
-    def model(depth):
-        block = {"u": jnp.zeros((8, 8)), "d": jnp.zeros((8, 8))}
-        params = {"i": jnp.zeros((5, 8)), "b": [block] * depth}
-
-        def run(params, x):
-            x = x @ params["i"]
-            for w in params["b"]:
-                h = jnp.tanh(x)
-                x = x + (h @ w["u"] * depth**-0.5 + h @ w["d"])
-            return x
-
-        return run, params
-
-    with pytest.raises(ValueError, match=r"'add' at test_reading.* 0\.5 times"):
-        optim.infer_scales(model(2), model(8), inputs=(kit.floats(2, 5),))
-
-
 def test_a_shallower_target_is_an_error():
     with pytest.raises(ValueError, match="the base comes first"):
         read(network(8, 2), network(8, 6))
@@ -912,7 +894,7 @@ def test_a_number_that_grows_before_a_nonlinearity_is_an_error_with_remedies():
     read = functools.partial(optim.infer_scales, small, large, inputs=X)
 
     def run(params, x, power=1):
-        h = jax.nn.relu(x @ params["i"]) * (len(params["o"]) / 8)
+        h = jnp.tanh(x @ params["i"]) * (len(params["o"]) / 8)
         return jnp.sin(h * (len(params["o"]) / 8) ** -power) @ params["o"]
 
     with pytest.raises(ValueError, match=r"'sin' at test_reading.*by 0\.25") as error:

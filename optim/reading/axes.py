@@ -110,8 +110,8 @@ class Axes:
         self.seeds: set[tuple[int, int]] = set()
         self.states: dict[int, tuple[int, set[int]]] = {}
         self._states: set[int] = set()  # such matrices
-        self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
-        self._sparse: dict[int, set[int]] = {}  # axes along which few are not zero
+        self.spread: dict[int, frozenset[int]] = {}  # axes of equal entries
+        self.sparse: dict[int, set[int]] = {}  # axes along which few are not zero
         # Functions of parameters that cannot be read, and the operation of each.
         self._lost: dict[int, Node] = {}
         # Axes that loops walk whose iterations are independent, by loop, and those of
@@ -194,7 +194,7 @@ class Axes:
             self._elementwise(node)
         elif any(self._is_kernel(x) and x.weight for x in node.operands):
             self._give_up(node)
-        if any(x.id in self._sparse for x in node.operands):
+        if any(x.id in self.sparse for x in node.operands):
             self._keep_sparse(node)
         keeps = node.op in ("mul", "sub", "select_n", *MOVES)
         data = [x for x in node.operands if x.data]
@@ -205,12 +205,12 @@ class Axes:
         """A product is zero where a factor is, and so is a sum of chosen entries."""
         zero = node.op == "select_n" and node.operands[1].value == 0
         if zero or node.op in ("mul", "reduce_sum", "dot_general", *MOVES):
-            self._sparse[node.id] = {
+            self.sparse[node.id] = {
                 index.out
                 for index in indices(node)
                 for k, a in index.axes.items()
                 if index.out is not None
-                if a in self._sparse.get(node.operands[k].id, ())
+                if a in self.sparse.get(node.operands[k].id, ())
             }
 
     def _follow_scalars(self, node: Node) -> None:
@@ -295,7 +295,7 @@ class Axes:
             gate = node.operands[1 - k]
             if rows.id not in self._rows or gate.id in self._rows or gate.weight:
                 continue
-            equal = {None, *self._spread.get(gate.id, NONE)}
+            equal = {None, *self.spread.get(gate.id, NONE)}
             places = {x.out for x in indices(node) if x.axes.get(1 - k) not in equal}
             moved = self._joined(node, [rows])
             units = {a for a, axes in enumerate(moved) if axes}
@@ -337,13 +337,13 @@ class Axes:
     def _multiply(self, node: Node, data: Node, kernel: Node) -> None:
         """An activation times a parameter, which may be summed afterwards."""
         labels = self._of(kernel)
-        spread = self._spread.get(data.id, frozenset())
+        spread = self.spread.get(data.id, frozenset())
         self._carry_results(node)
         if self._copied.get(origin(data).id):
             self._add_gains(node, [self._joined(node, [kernel]), self.entries(node)])
         if any(labels) and len(self._uses.get(node.id, ())) == 1:
             self._pending[node.id] = [(labels, node, spread)]
-            self._spread[node.id] = spread
+            self.spread[node.id] = spread
             return
         self._mark(node, [(axes, Use.ENTRY) for axes in labels])
 
@@ -366,7 +366,7 @@ class Axes:
             self._carry_results(node)
             terms = self._pending[node.id] = []
             for source in dict.fromkeys(waiting):
-                k, new = node.operands.index(source), {*self._spread.get(node.id, ())}
+                k, new = node.operands.index(source), {*self.spread.get(node.id, ())}
                 new = new if node.op in ("broadcast_in_dim", "reshape") else set()
                 each: list[Labels] = [() for _ in node.operands]
                 for labels, product, spread in self._pending.pop(source.id):
@@ -377,7 +377,7 @@ class Axes:
             for kernel in filter(self._is_kernel, by):
                 own = self._joined(node, [kernel])
                 self._add_gains(node, [own, terms[0][0]])
-                terms.append((own, node, self._spread.get(waiting[0].id, frozenset())))
+                terms.append((own, node, self.spread.get(waiting[0].id, frozenset())))
             self._keep_gains(node)
             return True
         for source in dict.fromkeys(waiting):
@@ -433,11 +433,11 @@ class Axes:
         elif node.op == "reshape" and node.operands[0].data:
             spread = {a for a, size in enumerate(node.shape) if size == 1}
         elif len(node.operands) == 1 or is_scaled(node):
-            spread = set(self._spread.get(node.operands[0].id, ()))
+            spread = set(self.spread.get(node.operands[0].id, ()))
         if any(joined):
             self._results[node.id] = joined
         if spread:
-            self._spread[node.id] = frozenset(spread)
+            self.spread[node.id] = frozenset(spread)
 
     def _op_dot_general(self, node: Node) -> None:
         left, right = node.operands[:2]
@@ -499,7 +499,7 @@ class Axes:
             gains, copied = self._gains.get(kernel.id, NONE), NONE
             marks = [(self._rows.get(kernel.id, NONE), Use.COPY)]
             summed = {x.axes.get(1 - k) for x in indices(node) if x.out is None}
-            few = self._sparse.get(other.id, set())
+            few = self.sparse.get(other.id, set())
             chosen = self._chosen(other, summed) | few
             copy = Use.COPY if summed - few - {None} else Use.TABLE
             every = [x for x in indices(node) if k in x.axes]
@@ -537,7 +537,7 @@ class Axes:
         found: set[int | None] = set()
         for k, gate in enumerate(node.operands if node.op == "mul" else ()):
             if gate.data and any(map(self._averages, reach([gate], _weights_of))):
-                equal = {None, *self._spread.get(gate.id, NONE)}
+                equal = {None, *self.spread.get(gate.id, NONE)}
                 own = {x.out for x in indices(node) if x.axes.get(k) not in equal}
                 if summed - own - {None}:
                     found |= own - {None}
@@ -970,7 +970,7 @@ class Axes:
                     each[axis] = chosen
                     self._results[node.id] = tuple(each)
                     if x.op == "argmax" or x.spot in self._few:
-                        self._sparse[node.id] = {axis}
+                        self.sparse[node.id] = {axis}
 
     def _op_ge(self, node: Node) -> None:
         """Entries as large as the least of those that are chosen."""

@@ -1,85 +1,328 @@
-"""The multipliers that parameters carry, where the program has none."""
+"""What parameters carry where the program does not multiply.
+
+The numbers that matter must be one (`numbers`): those of logits and readouts, and of
+the end of each residual branch beside its stream, where a power of the depth belongs.
+Constants on branches are checked; where there are none, the ends of branches carry it.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Iterable
-from typing import Any
+import math
+from collections.abc import Callable
 
+from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale
-from .factors import End
+from ..scales.declare import Declarations
+from ..scales.table import some
+from .branches import Branch
+from .depth import Depth
+from .kinds import alike
+from .logs import Rule
+from .numbers import Numbers
 from .pair import Pair
-from .program import Node
-from .sums import Sum
+from .program import earlier
+from .roles import remedy
+from .solve import FREE, Row, UnsolvedError, solve
+
+_GAIN, _BIAS = 1.2, 1e-4  # costs of carrying, beside that of a kernel
 
 
 class Carry:
-    """Lets parameters carry multipliers that the program does not have.
+    """Finds what parameters carry.
 
-    Attributes:
-      found: the scales of parameters, which change.
+    Args:
+      pair, depth: base and target, and how much deeper the target is.
+      found: the scales of its parameters, which change.
+      given: parameters whose axes the user declared.
     """
 
-    def __init__(self, pair: Pair, found: dict[str, ParamScale]):
-        self._large, self.found = pair.large, found
+    def __init__(
+        self,
+        pair: Pair,
+        depth: Depth,
+        found: dict[str, ParamScale],
+        given: Declarations,
+    ):
+        self._pair, self._large, self._depth = pair, pair.large, depth
+        self.found, self._given = found, given
+        self._numbers = Numbers(pair, depth, found)
+        counted = {b.add.id for b in depth.counted}
+        self._counted = [
+            x
+            for x in self._numbers.rules
+            if x.branch and x.branch.add.id in counted and self._owns(x)
+        ]
+        self._order = self._numbers.first_uses()
+        self._alpha = 0.0
 
-    def multiply(self, path: str, factor: float, ends: Iterable[End] = ()) -> None:
-        self.let_carry(path, ends, carried=self.found[path].carried * factor)
+    def _owns(self, rule: Rule) -> bool:
+        """Whether constants at the end of a branch are its own."""
+        own = rule.branch and self._large.paths(rule.branch)
+        ends = rule.branch and self._large.ends(rule.branch)
+        carried = rule.end.carried.keys()
+        return bool(ends or not carried or carried & {*(own or ())})
 
-    def let_carry(self, path: str, ends: Iterable[End], **changes: Any) -> None:
-        """Let a parameter carry a multiplier where it is used at one of some ends.
+    def check(self, point: Parametrization) -> None:
+        """Raise a `ValueError` if a number is not one in a model that multiplies."""
+        for rule in self._numbers.rules:
+            lacking = rule.number.known + point.alpha * rule.number.depth
+            if rule.whole and abs(lacking) > FREE and not self._is_declared(rule):
+                raise self._lacks(rule, lacking)
 
-        With a number that is added to it.
+    def follow(self, point: Parametrization | None) -> Parametrization | None:
+        """Let parameters carry what the program lacks.
+
+        Returns:
+          The parametrization that the constants on branches are those of.
         """
-        scale = self.found[path]
-        offsets = {e.offset for e in ends if self._large.path(e) == path}
-        if scale.ends_branch or scale.carried != 1:
-            offsets.add(scale.offset)
+        point, multiplied = self._check_constants(point)
+        alpha = self._alpha = point.alpha if point else 0.0
+
+        def has(rule: Rule) -> bool:
+            """Whether the program multiplies by the power of the depth."""
+            if rule in self._counted:
+                return multiplied
+            depth = rule.number.depth
+            power = alpha * depth
+            return bool(depth) and self._explains(rule, -power)
+
+        def of_widths(rule: Rule) -> float:
+            known = rule.number.known + has(rule) * alpha * rule.number.depth
+            return known if rule.whole else 0.0
+
+        def of_depth(rule: Rule) -> float:
+            matters = rule.number.is_known or rule.branch is not None
+            return alpha * rule.number.depth * (matters and not has(rule))
+
+        rules = [*self._numbers.rules, *self._numbers.results]
+        for path, x in self._solved(rules, of_widths, self._costs()).items():
+            self._let_carry(path, carried=self._carried(path, x))
+        ends = {x for b in self._depth.counted for x in self._large.ends(b)}
+        rules = [x for x in rules if not x.of_widths]
+        costs = {
+            path: 2 - i / len(self._order) if path in ends else 1e3 + i
+            for i, path in enumerate(self._order)
+            if path in self._depth.inside
+        }
+        for path, x in self._solved(rules, of_depth, costs).items():
+            multiplier = self._depth.inside[path] ** -alpha
+            if path in ends and alike(math.exp(x), multiplier):
+                self._let_carry(path, in_branch=True, ends_branch=True)
+            else:
+                self._let_carry(path, carried=self._carried(path, x))
+        if self._depth.ratios and point and (point.alpha or point.gamma):
+            self._check_kept()
+        return point
+
+    def _carried(self, path: str, more: float) -> float:
+        """What a parameter carries, without errors of rounding."""
+        return float(f"{self.found[path].carried * math.exp(more):.9g}")
+
+    def _costs(self) -> dict[str, float]:
+        """What carrying costs; parameters that are used first are cheaper."""
+        return {
+            path: (
+                _BIAS
+                if path in self._numbers.biases
+                else (1.0 if is_kernel else _GAIN) + i / (100 * len(self._order))
+            )
+            for i, (path, is_kernel) in enumerate(self._order.items())
+        }
+
+    def _solved(
+        self,
+        rules: list[Rule],
+        lacking: Callable[[Rule], float],
+        costs: dict[str, float],
+    ) -> dict[str, float]:
+        """The logarithms of what parameters carry, so that no number lacks anything.
+
+        Raises:
+          ValueError: nothing can carry what one lacks.
+        """
+        values = [(x.carried, x.known) for x in self._numbers.values if x.is_known]
+        while True:
+            rows: list[Row] = [(x.number.carried, lacking(x)) for x in rules]
+            try:
+                return solve(rows, values, costs)
+            except UnsolvedError as reason:
+                rule = rules[reason.row]
+                results = [x for x in self._numbers.results if x in rules]
+                fine = [x for x in results if abs(lacking(x)) < FREE]
+                if self._is_declared(rule):
+                    rules.remove(rule)
+                elif rule in results and fine:  # those with units are of a loss
+                    rules = [x for x in rules if x not in results or x in fine]
+                elif rule.branch and lacking(rule) != rule.number.known:
+                    raise self._ends_in_none(rule.branch, lacking(rule)) from None
+                else:
+                    raise self._lacks(rule, reason.lacking) from None
+
+    def _is_declared(self, rule: Rule) -> bool:
+        """Whether all parameters that a value is computed from are declared."""
+        shapes = self._shapes(rule)
+        axes = (self._given.axes(path, shape) for path, shape in shapes.items())
+        return bool(shapes) and all(axes)
+
+    def _shapes(self, rule: Rule) -> dict[str, tuple[int, ...]]:
+        return {
+            path: self._large.reading.leaves[path].shape
+            for x in (rule.node, *earlier(rule.node))
+            for path in self._large.sources(x)
+        }
+
+    def _lacks(self, rule: Rule, lacking: float) -> ValueError:
+        """A number is not one, and nothing can carry the rest."""
+        node, shapes = rule.node, self._shapes(rule)
+        what = rule.branch.label if rule.branch else f"values of {node.op!r}"
+        where = "beside its stream" if rule.branch else f"at {node.line}"
+        remedies = [
+            f"multiply them by {math.exp(-lacking):.4g} in the target"
+            + self._formula(-lacking)
+        ]
+        if shapes:
+            remedies.append(
+                f"if the axes of {some([*shapes])} were not read rightly, declare "
+                f"{remedy(shapes)}"
+            )
+        if self._large.decides_steps(node):
+            remedies.append(
+                "if they only set the steps of a solver, pass call=lambda model, "
+                "*inputs: ... with a fixed number of steps"
+            )
+        return ValueError(
+            f"the {what} {where} become {math.exp(lacking):.4g} times as large in the "
+            "target as in the base, where they should stay as large, and no parameters "
+            f"can carry the inverse: {'; or, '.join(remedies)}"
+        )
+
+    def _formula(self, lacking: float) -> str:
+        """A factor as a power of the width, if only one width grows."""
+        widths = {x for s in self.found.values() for x in (s.width_in, s.width_out)}
+        widths = {x for x in widths if x != 1}
+        if len(widths) != 1:
+            return ""
+        power = -lacking / math.log(widths.pop())
+        if abs(4 * power - round(4 * power)) > FREE:
+            return ""
+        return f", i.e. by (base width / width)**{power:g}"
+
+    def _ends_in_none(self, branch: Branch, lacking: float) -> ValueError:
+        line = branch.failure.line if branch.failure else branch.add.line
+        return ValueError(
+            f"the {branch.label} does not end in parameters that could carry its "
+            f"multiplier and are used for nothing else ({line}); multiply this branch "
+            f"by (depth / base depth)**-{self._alpha:g} (here {math.exp(-lacking):.4g})"
+            ", and all others, too"
+        )
+
+    def _let_carry(self, path: str, **changes: float) -> None:
+        """Let a parameter carry a multiplier, with the number that is added to it."""
+        offsets = self._numbers.offsets.get(path, {0.0})
         if len(offsets) > 1:
             raise ValueError(
                 f"{path!r} is used with several numbers added to it, so that it can "
                 "carry no multiplier of a branch or of logits; multiply them yourself"
             )
-        changes["offset"] = next(iter(offsets), 0.0)
-        self.found[path] = dataclasses.replace(scale, **changes)
+        (offset,) = offsets
+        scale = dataclasses.replace(self.found[path], offset=offset)
+        self.found[path] = dataclasses.replace(scale, **changes)  # type: ignore[arg-type]
 
-    def can_carry(self, paths: frozenset[str], sums: list[Sum]) -> bool:
-        """Whether parameters can carry a factor of sums."""
-        sides = [side for each in sums for side in each.sides]
-        ends = {e.node.id for x in sides for e in self._large.side(x)[0]}
-        own, powers = self._own(paths, sums)
-        nodes = ends | {each.node.id for each in sums}
-        stops = {(each.node.id, -1) for each in (*sums, *self._free)}
-        others = [x for x in sides if x.id not in own]
-        if not paths or len(powers) > 1:
-            return False
-        return not self._large.elsewhere(paths, nodes, stops, others)
+    def _check_constants(
+        self, point: Parametrization | None
+    ) -> tuple[Parametrization | None, bool]:
+        """Check the constants on branches.
+
+        Where widths and depth grow by the same ratio, the rest of all constants says
+        which: all are that of the parametrization, or one.
+
+        Returns:
+          The parametrization that they are those of, or the default; and whether the
+          program multiplies.
+        """
+        rules = self._counted
+        if not self._depth.ratios:
+            for rule in rules:
+                if not self._explains(rule, 0.0):
+                    ratio = math.exp(rule.end.constant)
+                    raise ValueError(
+                        f"the {self._label(rule)} is multiplied by {ratio:.4g} times "
+                        "as much in the target as in the base, but both have the same "
+                        "depth; use the same constant"
+                    )
+            return point, False
+        one = max((b.layers for b in self._depth.counted), default=0) == 1
+        default = point or parametrization("depth_mup" if one else "completep")
+        points = [point] if point else map(parametrization, ("depth_mup", "completep"))
+        for power, named in [(0.0, default), *((p.alpha, p) for p in points)]:
+            if all(self._explains(x, -power * x.number.depth) for x in rules):
+                return named, power != 0
+        plain = [self._explains(x, 0.0) for x in rules]
+        power = default.alpha
+        multiplied = [self._explains(x, -power * x.number.depth) for x in rules]
+        rule = rules[(multiplied if any(multiplied) else plain).index(False)]
+        paths = self._large.paths(rule.branch) if rule.branch else []
+        raise ValueError(
+            f"the {self._label(rule)}"
+            + (f", with {paths[0]!r}," if paths else "")
+            + f" has a constant {math.exp(rule.end.constant):.4g} times that of the "
+            f"base; {default.label} needs {math.exp(-power * rule.number.depth):.4g}, "
+            f"i.e. (depth / base depth)**-{power:g}, on every branch, or 1 on every "
+            "branch"
+        )
+
+    @staticmethod
+    def _label(rule: Rule) -> str:
+        return rule.branch.label if rule.branch else f"sum at {rule.node.line}"
+
+    def _explains(self, rule: Rule, depth: float) -> bool:
+        """Whether a constant is a power of the depth, but for a part of widths.
+
+        A sum of products of activations owns the factor that it needs, or its root. A
+        kernel owns the inverse root of its fan-in, as in the NTK parametrization.
+        """
+        number = rule.number
+        for constant in {rule.end.constant if rule.branch else 0.0, number.constant}:
+            grown = number.known - number.constant
+            options = [0.0, -grown, -grown / 2]
+            options.append(-self._log(rule, "heads_in"))
+            if rule.branch and self._divides_by_roots:
+                options.append(-self._log(rule, "width_in") / 2)
+            if any(abs(constant - x - depth) < FREE for x in options):
+                return True
+        return False
+
+    def _log(self, rule: Rule, name: str) -> float:
+        """The logarithm of how the fan-in of the kernels of a number grows."""
+        number = rule.end if rule.branch else rule.number
+        return sum(
+            power * math.log(getattr(self.found[path], name))
+            for path, power in number.carried.items()
+        )
 
     @functools.cached_property
-    def _free(self) -> list[Sum]:
-        """The sums whose scale has no effect."""
-        sums = self._large.sums
-        return [x for x in sums.all if sums.is_scale_free(x.node)]
+    def _divides_by_roots(self) -> bool:
+        """Whether all kernels outside of branches are divided by their root."""
+        rules = [*self._numbers.rules, *self._numbers.results]
+        found = [
+            abs(rule.number.constant + self._log(rule, "width_in") / 2) < FREE
+            for rule in rules
+            if rule.whole and not rule.branch and self._log(rule, "width_in")
+            if abs(rule.number.known - rule.number.constant) < FREE
+        ]
+        return bool(found) and all(found)
 
-    def carry_sums(self, paths: frozenset[str], factor: float, sums: list[Sum]) -> None:
-        """Let parameters carry a factor of sums."""
-        (power,) = self._own(paths, sums)[1]
-        used = [end for s in sums for x in s.sides for end in self._large.side(x)[0]]
-        for path in paths:
-            self.multiply(path, factor ** (1 / power), used)
-
-    def _own(self, paths: frozenset[str], sums: list[Sum]) -> tuple[set[int], set[int]]:
-        """The factors of sums that parameters scale, and how many each sum has."""
-        leads = self._large.reading.program.leads
-
-        def is_result(x: Node) -> bool:
-            """Whether a side is made from the result of a sum, and has its size."""
-            first = min(e.node.id for e in self._large.side(x)[0])
-            return any(first <= s.node.id and leads(s.node, x) for s in sums)
-
-        own = {
-            x.id
-            for s in sums
-            for x in s.sides
-            if frozenset() < self._large.params(x) <= paths and not is_result(x)
-        }
-        return own, {sum(x.id in own for x in s.sides) for s in sums}
+    def _check_kept(self) -> None:
+        """Raise a `ValueError` if deep layers forget what the first ones added."""
+        counted = self._depth.counted
+        before = self._pair.small.branches.kept(self._pair.like(counted))
+        after = self._large.branches.kept(counted)
+        if abs(math.log(after)) > 1.1 * abs(math.log(before)) + 1e-3:
+            raise ValueError(
+                f"layers multiply the stream itself ({counted[0].label}), all in all "
+                f"by {before:.4g} in the base and by {after:.4g} in the target: the "
+                "share of the first layers vanishes with depth, or grows. Write x + "
+                "c * f(x), or, in (1 - c) x + c f(x), let c be proportional to 1 / "
+                "depth, or write (1 - c**2)**0.5 * x + c * f(x) with c proportional to "
+                "1 / depth**0.5, or pass parametrization='mup'"
+            )

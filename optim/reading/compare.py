@@ -9,17 +9,15 @@ from ..rules.roles import ParamScale, Role
 from ..scales.declare import Declarations
 from ..scales.table import Scales, some
 from .carry import Carry
-from .constants import Constants
-from .copies import Copies
 from .depth import Depth
 from .facts import Facts
 from .growth import grown, same_parametrization
 from .kinds import alike
-from .logits import Logits, settle_states
 from .models import Reading
+from .numbers import POWERS
 from .pair import Pair, check_loops
-from .readouts import POWERS, Readouts
 from .roles import Found, remedy
+from .states import settle_states
 
 
 def compare(
@@ -40,20 +38,18 @@ def compare(
     """
     pair = Pair(readings, given, fractional)
     check_loops(pair)
-    states = settle_states(pair)
+    settle_states(pair)
     depth = Depth(pair)
     own = pair.leaves.parametrization
     point = same_parametrization(own, point) or own
     found = {path: _scale(pair, depth, path) for path in pair.leaves}
-    carry, beyond = Carry(pair, found), depth.largest
-    constants = Constants(pair, depth, carry)
+    carry, beyond = Carry(pair, depth, found, given), depth.largest
     if pair.deeper and not (depth.ratios or depth.averaged):
         beyond = depth.plain(point)
-    elif own is None:
-        point = constants.follow(depth.counted, point)
     if own is None:
-        logits = Logits(pair, depth, carry, constants.of_sums, states)
-        Readouts(pair, depth, carry).follow(logits.follow(point))
+        point = carry.follow(point)
+    else:
+        carry.check(own)
     _check_inner_steps(pair, found)
     _warn_of_uncalled(pair, found)
     last, depths = _last_width(pair, found), depth.inside | depth.on_stream
@@ -64,7 +60,6 @@ def compare(
         for path, scale in found.items()
     }
     point = point or parametrization("mup")
-    Copies(pair, depth, found, point.alpha).check(given)
     return Scales(
         pair.parts.joined(found, pair.twin),
         point,

@@ -5,9 +5,8 @@ its degree, as long as the operations are homogeneous: sums, products, roots, Re
 Where the degree becomes zero, as in a norm or a quotient, the scale has no effect.
 """
 
-import heapq
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -67,56 +66,7 @@ class _MattersError(Exception):
         self.degree = degree
 
 
-def constant_that_matters(
-    starts: Collection[Node],
-    uses: Callable[[Node], list[Node]],
-    outputs: Collection[int],
-    is_layer: Callable[[Node], bool],
-) -> float | None:
-    """The constant between values and the first operation that depends on their scale.
-
-    Args:
-      starts: the values, which are scaled together.
-      uses: gives the nodes that are computed from a node.
-      outputs: ids of the program's results.
-      is_layer: whether a node is a product with a parameter to which constants after
-        it belong.
-
-    Returns:
-      The constant; None if the scale of the values has no effect.
-    """
-    found = dict.fromkeys((x.id for x in starts), Degree(1.0))
-    if any(i in outputs for i in found):
-        return 1.0
-    nodes = {user.id: user for x in starts for user in uses(x)}
-    heap = sorted(nodes)
-    visits: dict[int, int] = {}
-    while heap:
-        node = nodes.pop(heapq.heappop(heap))
-        if node.op == "log" and _is_addend(node, uses):
-            continue  # a factor is added then, and has no gradient
-        try:
-            degree = _degree(node, found, is_layer(node))
-            if degree.power and node.id in outputs:
-                raise _MattersError(degree)
-            mixed = [d for x in node.operands if not (d := found.get(x.id, _ONE)).alone]
-            if mixed and mixed[0].power != degree.power:
-                raise _MattersError(mixed[0])
-        except _MattersError as reason:
-            found_at = reason.degree
-            return math.copysign(found_at.constant ** (1 / found_at.power), 1)
-        visits[node.id] = visits.get(node.id, 0) + 1
-        if not degree.power or found.get(node.id) == degree or visits[node.id] > 3:
-            continue
-        found[node.id] = degree
-        for user in uses(node):
-            if user.id not in nodes:
-                nodes[user.id] = user
-                heapq.heappush(heap, user.id)
-    return None
-
-
-def _is_addend(node: Node, uses: Callable[[Node], list[Node]]) -> bool:
+def is_addend(node: Node, uses: Callable[[Node], list[Node]]) -> bool:
     """Whether a value is only added up and scaled on its way to the results."""
     return all(
         x.op in ("add", "sub", "neg", "reduce_sum", *MOVES) or is_scaled(x)

@@ -215,7 +215,7 @@ class Factors:
             if not (y.data or y.weight) and node.op in ("mul", "div"):
                 if node.data:
                     self._check_known(self.trunk(y)[0], node)
-                size = _root_mean_square(y)
+                size = root_mean_square(y)
                 return [
                     dataclasses.replace(end, array=end.array * size)
                     for end in self.ends(x)
@@ -322,17 +322,6 @@ class Factors:
             return next(filter(None, states), None)
         return node if node.op in ("carry", "add", "sub") else None
 
-    def belongs_to_layer(self, node: Node) -> bool:
-        """Whether a constant multiplies the layers before it, and nothing else."""
-        layers, factor = self._layers_before(node)
-        return bool(layers) and all(self.outer(layer) == factor for layer in layers)
-
-    def biased(self, node: Node | None) -> list[Node]:
-        """The products to which an operation adds a bias; [] for other operations."""
-        bias = self.with_weight(node) if node is not None and node.op == "add" else None
-        data = [x for x in node.operands if x.data] if node and bias else []
-        return [layer for x in data for layer in self._layers_before(x)[0]]
-
     def _layers_before(self, node: Node) -> tuple[dict[Node, None], float]:
         """The products that a value is a sum of, and the constant on the sum."""
         known = self._axes.products
@@ -405,53 +394,7 @@ class Factors:
             factor *= (found.pop() or 1) if len(found) == 1 else 1
         return factor
 
-    def on_weight(self, node: Node) -> float:
-        """The constant by which the parameter of an operation is multiplied."""
-        for x in node.operands:
-            if x.weight:
-                try:
-                    return self.ends(x)[0].factor
-                except Failure:  # e.g. a kernel that is divided by its norm
-                    return self.trunk(x)[1]
-        return 1.0
-
-    def norm(self, node: Node) -> float | None:
-        """The size of the entries of an operation's kernel that its norm divides."""
-        kernels = [x for x in node.operands if x.weight]
-        inner = ("mul", "div", "sub", "concatenate", *MOVES)
-        stored = [*reach(kernels, lambda x: x.operands if x.op in inner else ())]
-        within = [
-            (x, by) for x in stored if x.op in ("mul", "div") for by in x.operands
-        ]
-        after = [(x, by) for x in kernels for by in self._norms_after(node, x)]
-        for x, by in (*within, *after):
-            total, rooted, constant = self._divisor(by)
-            if total is not None and rooted:
-                shape, axes = total.operands[0].shape, total.params["axes"]
-                size = constant * math.prod(shape[a] for a in axes)
-                return 1 / math.sqrt(size)
-            if self._is_singular_value(by, x):
-                labels = zip(x.shape, self._axes.labels[x.id], strict=True)
-                grow = [n for n, axes in labels if axes & self._axes.growing]
-                return 1 / math.sqrt(max(grow, default=1))
-        return None
-
-    def _norms_after(self, node: Node, kernel: Node) -> list[Node]:
-        """What a product is divided by that depends on its kernel, as a norm.
-
-        Nothing if a norm of the input divides it, too: a cosine.
-        """
-        moves = ("mul", "div", "reduce_sum", *MOVES)
-        products = [
-            *reach([node], lambda x: [y for y in self._axes.uses(x) if y.op in moves])
-        ]
-        by = [y for x in products[1:] for y in x.operands if y not in products]
-        if any(x.data and self._divisor(x)[0] is not None for x in by):
-            return []
-        params = self._axes.depends(kernel)
-        return [x for x in by if self._axes.depends(x) & params]
-
-    def _is_singular_value(self, by: Node, kernel: Node) -> bool:
+    def is_singular_value(self, by: Node, kernel: Node) -> bool:
         """Whether a number is a product of a kernel with a vector on either side."""
         moves = (*MOVES, *PARTS, "select_n")
         if math.prod(origin(by).shape) > 1 or not by.weight:
@@ -469,7 +412,7 @@ class Factors:
         if not self._is_turned(node):
             return factor * self.inner(node) * self.unit(node)
         sizes = {self.size(x) for x in node.operands if x.data}
-        by = math.prod(_root_mean_square(x) for x in node.operands)
+        by = math.prod(root_mean_square(x) for x in node.operands)
         return factor * by * (sizes.pop() if len(sizes) == 1 else 1.0)
 
     def _is_turned(self, node: Node) -> bool:
@@ -552,7 +495,7 @@ def _is_homogeneous(node: Node) -> bool:
     return relu or node.op == "abs"
 
 
-def _root_mean_square(node: Node) -> float:
+def root_mean_square(node: Node) -> float:
     """The size of an array of constants; what is zero, as in a mask, does not count."""
     if node.array is None:
         return 1.0

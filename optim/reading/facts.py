@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import itertools
 import math
 from collections import Counter
 from collections.abc import (
@@ -12,20 +11,18 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Set,
 )
-from typing import Any
 
 from ..scales.declare import Declarations
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches
 from .factors import LINEAR, End, Failure
 from .heads import find_heads
-from .links import indices, is_kernel
+from .links import indices
 from .models import Reading
-from .program import MOVES, PRODUCTS, Node, Spot, earlier, is_scaled, origin, reach
+from .program import MOVES, PRODUCTS, Node, Spot, earlier, reach
 from .roles import find_roles
-from .sums import Sum, Sums
+from .sums import Sums
 from .totals import Totals
 
 _MULTILINEAR = ("add", "sub", "mul", "carry", "last", "scan_out", *PRODUCTS)
@@ -396,149 +393,15 @@ class Facts:
             for param, _ in axes
         }
 
-    def side(self, node: Node) -> tuple[list[End], float]:
-        """The parameters that a factor is linear in, and its constant."""
+    def constant(self, node: Node) -> float:
+        """The constant between a value and the parameters that it is linear in."""
         try:
             ends = self.factors.ends(node)
         except Failure:
             term = self.factors.gained(node)
             if term is node or not term.loop:
-                return [], self.factors.size(node)
+                return self.factors.size(node)
             if self.reading.program.leads(node, term):  # it depends on the state
-                return [], self.factors.size(term)
-            return self.side(term)
-        kernel = next((e for e in ends if e.is_kernel), ends[0])
-        before = [x for x in kernel.node.operands if x.data]
-        # What multiplies the layer before it, e.g. an embedding, is carried by that.
-        is_own = not (before and self.factors.belongs_to_layer(before[0]))
-        factor = (
-            kernel.factor if is_own else kernel.factor / self.factors.inner(before[0])
-        )
-        return ends, factor * kernel.unit
-
-    def params(self, side: Node) -> frozenset[str]:
-        return frozenset(self.path(e) for e in self.side(side)[0])
-
-    def all_params(self, of: Sum) -> frozenset[str]:
-        return frozenset().union(*map(self.params, of.sides))
-
-    def key(self, of: Sum) -> tuple[Any, ...]:
-        """What the same sum in another model has in common."""
-        exact = [frozenset(self.sources(x)) for x in of.sides]
-        return (
-            of.node.spot,
-            of.node.op,
-            # Layers may read those of all layers before.
-            *(frozenset(map(self.opened, paths)) for paths in exact),
-            self.evaluation((of.node.spot, of.node.op, *exact), of.node),
-        )
-
-    def sums_of(self, branch: Branch) -> list[tuple[Sum, float]]:
-        """Sums within a branch, with their constants before the kernel that ends it."""
-        inputs = [
-            self.factors.trunk(x)[0]
-            for end in branch.ends
-            if end.is_kernel
-            for x in end.node.operands
-            if x.data
-        ]
-        return [
-            (each, self.sums.later(each, inputs[0]))
-            for each in self.sums.all
-            if inputs and each.node.id in branch.inside
-        ]
-
-    def constant(self, node: Node) -> float:
-        """The constants on the result and on the input of a layer."""
-        factor = self.factors.outer(node) * self.factors.on_weight(node)
-        data = [x for x in node.operands if x.data]
-        if node.op in (*PRODUCTS, "mul") and data:
-            factor *= self.factors.unit(data[0])
-            if not self.factors.belongs_to_layer(data[0]):
-                factor *= self.factors.inner(data[0])
-        return factor
-
-    def parts_with(self, path: str, node: Node) -> list[Node]:
-        """The parameters that are joined to one kernel, in the order of the self."""
-        reading, labels = self.reading, self.axes.labels
-        own = reading.path_of.index(path)
-        places: dict[int, list[Any]] = {own: []}
-        weights = [labels.get(x.id, ()) for x in node.operands if x.weight]
-        for i, axes in enumerate(itertools.chain(*weights)):
-            for param, axis in axes:
-                places.setdefault(param, []).append((i, axis))
-        alike = [i for i in sorted(places) if places[i] == places[own]]
-        return [reading.program.params[i] for i in alike]
-
-    def readers(self, branch: Branch) -> dict[tuple[int, int], str]:
-        """Kernels that read a branch's result before it is added, and nothing else.
-
-        E.g. those of nodes in a graph, whose edges have a stream of their own. They
-        undo the multiplier that the end of the branch carries.
-
-        Returns:
-          {(id of the product, id of what it reads): path}; {} where other operations
-          read the result, too.
-        """
-        found: dict[tuple[int, int], str] = {}
-        uses, reached = self.axes.uses, [self.factors.trunk(branch.end)[0]]
-        for node in reached:  # which gets longer
-            for user in uses(node):
-                onto = user.op == "scatter-add"  # zeros, at places that data choose
-                others = user.operands[:1] if onto else user.operands
-                alone = not any(x.data or x.weight for x in others if x is not node)
-                stored = map(origin, user.operands)
-                kernels = [y.param for y in stored if y.param is not None]
-                if user is branch.add:
-                    continue
-                if is_kernel(user) and kernels:
-                    path = self.reading.path_of[kernels[0]]
-                    if sum(e.is_use for e in self.events(path)) > 1:
-                        return {}
-                    found[user.id, node.id] = path
-                elif alone and user.op in (*MOVES, *LINEAR, "mul", "scatter-add"):
-                    reached.append(user)
-                else:
-                    return {}
-        return found
-
-    def elsewhere(
-        self,
-        paths: Iterable[str],
-        nodes: Set[int],
-        stops: Set[tuple[int, int]],
-        others: Collection[Node] = (),
-    ) -> Node | None:
-        """A use of parameters apart from some nodes, or one with a way around `stops`.
-
-        Parameters can carry a multiplier for what they are used for alone, other than
-        for `others`: factors of the sums that need it, or kernels at a branch's end.
-        """
-
-        def matters(node: Node) -> bool:
-            """Whether a use changes a result with its scale, e.g. not before norms."""
-            own = stops if node.id in nodes else set[tuple[int, int]]()
-            way = self.branches.escapes(node, own, others)
-            return bool(
-                way and (others or not self.sums.is_scale_free(node, stops=own))
-            )
-
-        return next(
-            (
-                event.node
-                for path in paths
-                for event in self.events(path)
-                if event.is_use
-                and event.node.data
-                and any(x.weight for x in event.node.operands)  # not rows of before
-                and not self._is_penalty(event)
-                and matters(event.node)
-            ),
-            None,
-        )
-
-    def _is_penalty(self, event: Event) -> bool:
-        """Whether a number that parameters alone give is only added to a result."""
-        after = reach([event.node], self.axes.uses)
-        added = all(x.op in ("add", "sub", *MOVES) or is_scaled(x) for x in after)
-        return added and not event.uses
+                return self.factors.size(term)
+            return self.constant(term)
+        return self.factors.constant(node, ends)

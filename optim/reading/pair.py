@@ -14,9 +14,7 @@ from .lists import Pairing
 from .models import Reading
 from .parallel import Parallel, numbers
 from .program import Node
-from .roles import Found
 from .segments import segmented
-from .sums import Sum
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -118,32 +116,6 @@ class Pair:
                 ratios[path] = ratio
         return ratios
 
-    @functools.cached_property
-    def sums(self) -> list[Kind[Sum]]:
-        """The sums of products of activations that base and target have."""
-        found = self.kinds(lambda m: [(m.key(x), x) for x in m.sums.all])
-        for key, kind in found.items():
-            if not kind.then:  # the base's only layer reads none before it
-                of = key[:2], len(key)
-                like = [x.then for k, x in found.items() if (k[:2], len(k)) == of]
-                kind.then.extend(next(filter(None, like), []))
-        return [x for kind in found.values() for x in self._of_stages(kind)]
-
-    def _of_stages(self, kind: Kind[Sum]) -> list[Kind[Sum]]:
-        """Those of each stage, as stages may have widths of their own."""
-
-        def twins(model: Facts, of: Sum) -> frozenset[str]:
-            paths = (path for side in of.sides for path in model.sources(side))
-            return frozenset(self.twin.get(path, path) for path in paths)
-
-        then, now = (
-            [(twins(model, x), x) for x in each]
-            for model, each in ((self.small, kind.then), (self.large, kind.now))
-        )
-        stages = [*kinds(then, now).values()]
-        stages = stages if all(x.then and x.now for x in stages) else [kind]
-        return [x for x in stages if x.then and x.now]
-
     def like(self, chosen: list[Branch]) -> list[Branch]:
         """The branches of the base with parameters like those of the target's."""
         names = {self.large.names(b) for b in chosen}
@@ -173,28 +145,6 @@ class Pair:
             for (now, then), ratio in zip(kind.twins, ratios, strict=True):
                 found[id(now)] = now, then, ratio
         return [*found.values()]
-
-    def layers(self) -> Iterable[Kind[Found]]:
-        """The layers of parameters of the same name and shape, in their order."""
-
-        def layers(model: Facts) -> Iterator[tuple[Hashable, Found]]:
-            for role in sorted(filter(None, model.roles.values()), key=lambda x: x.at):
-                if role.node is not None:
-                    shape = model.reading.leaves[role.path].shape
-                    if model is self.large:
-                        shape = self.shapes[role.path][0]
-                    yield (self.opened(role.path), shape), role
-
-        return self.kinds(layers).values()
-
-    def ratio(self, now: Node | None, then: Node | None) -> float:
-        """The constant on a layer of the target, over that of the base."""
-        assert now is not None
-        assert then is not None
-        one, other = self.large.constant(now), self.small.constant(then)
-        if not other:  # a term that is switched off
-            return 1.0 if not one else math.inf
-        return one / other
 
 
 def check_loops(pair: Pair) -> None:

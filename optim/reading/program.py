@@ -953,7 +953,11 @@ def _known(value: Any) -> Any:
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return None
     is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
-    return np.asarray(value).real.astype(np.float64) if is_number else None
+    if not is_number:
+        return None
+    entries = np.asarray(value)
+    sizes = np.abs(entries) if np.iscomplexobj(entries) else entries
+    return sizes.astype(np.float64)
 
 
 def _fields(known: Any) -> dict[str, Any]:
@@ -993,6 +997,9 @@ def _fold(name: str, operands: list[Node], params: Any, shape: tuple[int, ...]) 
     with np.errstate(all="ignore"):
         if name == "integer_pow":
             return np.power(known[0], float(params["y"]))
+        if name == "reduce_prod" and math.prod(operands[0].shape) <= _FEW:
+            entries = np.broadcast_to(known[0], operands[0].shape)
+            return np.prod(entries, params["axes"])
         if name in ("and", "or") and all(np.isin(k, (0, 1)).all() for k in known):
             name = "min" if name == "and" else "max"
         if name == "concatenate":

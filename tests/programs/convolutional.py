@@ -308,7 +308,7 @@ def wavenet_that_multiplies(n, L):
     return wavenet(n, L, total)
 
 
-@program(MULTIPLIED, deep=True, asks=r"term of a sum over layers at convolutional.py:\d+ .* multiply this branch")  # fmt: skip
+@program(MULTIPLIED, deep=True, asks=r"convolutional.py:\d+ become 3 times .* [Mm]ultiply them by 0\.3333")  # fmt: skip
 def wavenet_whose_skips_end_in_a_nonlinearity(n, L, remedy=False):
     each = 2 / L if remedy else 1.0
 
@@ -418,19 +418,20 @@ def standardized(n, L, factor):
         for w in p["b"]:
             y = jax.nn.relu(norm(x) * w["g"] + w["c"])
             mean = w["w"].mean((0, 1, 2))
-            x = x + factor * conv(y, (w["w"] - mean) / (w["w"].std((0, 1, 2)) + 0.1))
+            x = x + factor * conv(y, (w["w"] - mean) / (w["w"].std((0, 1, 2)) + 1e-3))
         return norm(x).mean((1, 2)) @ p["out"]
 
     return p, IMAGE, call
 
 
-# It is no multiple of its parameters; the gain before it and ReLU is.
-@program({**ENDS, r"b/\d/(g|c)": "Ve", r"b/\d/w": "Hb"}, deep=True)
+# It is no multiple of its parameters; the gain before it and ReLU is. Entries of size one
+# would sum up to the root of the fan-in.
+@program({**ENDS, r"b/\d/(g|c)": "Ve", r"b/\d/w": "Hb"}, deep=True, carries={r"b/\d/(g|c)": 0.5})  # fmt: skip
 def branches_that_end_in_standardized_kernels(n, L):
     return standardized(n, L, 1.0)
 
 
-@program({**ENDS, r"b/\d/(g|c)": "Vb", r"b/\d/w": "Hb"}, deep=True)
+@program({**ENDS, r"b/\d/(g|c)": "Vb", r"b/\d/w": "Hb"}, deep=True, carries={r"b/\d/(g|c)": 0.5})  # fmt: skip
 def branches_that_multiply_standardized_kernels(n, L):
     return standardized(n, L, 2 / L)
 

@@ -456,7 +456,7 @@ def equilibrium_by_anderson_acceleration(n):
     return p, X, call
 
 
-@program({"in": "I", "w|v": "H", "out": "O"}, asks=r"only sets the steps of a solver")
+@program({"in": "I", "w|v": "H", "out": "O"}, asks=r"only set the steps of a solver")
 def adaptive_solver_of_a_neural_ode(n, remedy=False):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), v=(n, n))
 

@@ -617,7 +617,7 @@ def log_of_a_sum_of_the_likelihoods_of_members(n):
     return p, X, call
 
 
-@program({"a|b": "I", "w": "I", "out": "O"}, asks="4 times as many terms")
+@program({"a|b": "I", "w": "I", "out": "O"}, asks="become 4 times as large")
 def log_of_a_sum_that_a_kernel_reads(n, remedy=False):
     p = zeros(a=(5, n), b=(5, n), w=(1, n), out=(n, 3))
 

@@ -501,7 +501,7 @@ def readout_of_unit_columns_before_a_learned_gain(n):
     return zeros(**{"in": (5, n)}, v=(n, 3), g=()), X, call
 
 
-@program({"in": "I", "v": "O"}, asks=r"multiply the result .*\*\*-0\.5")
+@program({"in": "I", "v": "O"}, asks=r"multiply them by 0\.5")
 def readout_of_unit_columns(n, remedy=False):
     def call(p, x):
         y = features(p, x) @ (p["v"] / jnp.linalg.norm(p["v"], axis=0))
@@ -510,15 +510,15 @@ def readout_of_unit_columns(n, remedy=False):
     return zeros(**{"in": (5, n)}, v=(n, 3)), X, call
 
 
-@program({"in": "I", "w": "H", "s": "O", "out": "O"}, asks=r"multiply the result .*\*\*-0\.5")  # fmt: skip
-def scores_divided_by_the_norm_of_their_kernel(n, remedy=False):
+# Their size is that of the ReLU layers before them.
+@program({"in": "I", "w": "H", "s": "O", "out": "O"}, carries={"w": 0.5, "out": 2.0})
+def scores_divided_by_the_norm_of_their_kernel(n):
     """As nodes of a graph are chosen for pooling."""
     p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), s=(n,))
 
     def call(p, x):
         x = jax.nn.relu(jax.nn.relu(x @ p["in"]) @ p["w"])
         score = (x * p["s"]).sum(-1, keepdims=True) / jnp.sqrt((p["s"] ** 2).sum())
-        score = score * (8 / n) ** 0.5 if remedy else score
         return (x * jnp.tanh(score)).mean(0) @ p["out"]
 
     return p, X, call

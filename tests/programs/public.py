@@ -63,17 +63,16 @@ def a_split_with_empty_parts(n):
 
 @program(
     {"e": "I", r"b/\d/w": "H"},
-    carries={"e": 0.5},
-    asks=r"by 0\.5, i\.e\. by \(base width / width\)\*\*0\.5",
+    carries={"e": 0.25, r"b/\d/w": 0.5},
 )
-def tied_table_times_the_root_of_the_width(n, remedy=False):
+def tied_table_times_the_root_of_the_width(n):
     p = zeros(e=(7, n)) | {"b": layers(2, w=(n, n))}
 
     def call(p, x):
         x = p["e"][x] * n**0.5
         for w in p["b"]:
             x = x + jax.nn.relu(norm(x) @ w["w"])
-        return norm(x) @ p["e"].T * ((8 / n) ** 0.5 if remedy else 1.0)
+        return norm(x) @ p["e"].T
 
     return p, T, call
 

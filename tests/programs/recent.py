@@ -319,12 +319,13 @@ def features_times_a_matrix_that_is_added_to_the_identity(n):
     return p, (floats(2, 7, 5),), call
 
 
+# The adapter undoes the multiplier of what it reads.
 @program(
-    {**ENDS, r"b/\d/[ud]": "Hb", r"b/\d/a": "Ob", r"b/\d/c": "Ib"},
+    {**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/a": "Ob", r"b/\d/c": "Ie"},
     deep=True,
-    asks=r"'b/\d/d' ends .* but is also used elsewhere .* multiply this branch by",
+    carries={r"b/\d/a": 3.0},
 )
-def adapter_around_the_end_of_a_branch(n, L, remedy=False):
+def adapter_around_the_end_of_a_branch(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
     p["b"] = layers(L, u=(n, n), d=(n, n), a=(n, 2), c=(2, n))
 
@@ -333,7 +334,7 @@ def adapter_around_the_end_of_a_branch(n, L, remedy=False):
         for w in p["b"]:
             y = jax.nn.gelu(norm(x) @ w["u"]) @ w["d"]
             y = y + jax.nn.gelu(y @ w["a"]) @ w["c"]
-            x = x + (y / L if remedy else y)
+            x = x + y
         return norm(x) @ p["out"]
 
     return p, (floats(4, 5),), call

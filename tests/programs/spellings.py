@@ -415,14 +415,15 @@ def alibi_with_learned_slopes_and_window(n, L):
     return p, S, call
 
 
-@program({**ENDS, r"b/\d/(u|ub)": "Hb", r"b/\d/d": "He"}, deep=True)
-def fnet_as_in_the_paper(n, L):
+# A Fourier transform over the units grows as the root of their number.
+@program({**ENDS, r"b/\d/(u|ub)": "Hb", r"b/\d/d": "He"}, deep=True, asks="them by 0.5")
+def fnet_as_in_the_paper(n, L, remedy=False):
     p = zeros(**ends(n)) | {"b": layers(L, u=(n, 2 * n), d=(2 * n, n))}
 
     def call(p, x):
         x = x @ p["in"]
         for w in p["b"]:
-            x = norm(x + jnp.fft.fft2(x).real)
+            x = norm(x + jnp.fft.fft2(x, norm="ortho" if remedy else None).real)
             x = norm(x + jax.nn.gelu(x @ w["u"]) @ w["d"])
         return x @ p["out"]
 

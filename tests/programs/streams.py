@@ -768,7 +768,7 @@ def groups_of_blocks_within_a_skip(n, L, remedy=False):
 @program(
     {**ENDS, r"b/\d/(q|k|v|u)": "Hb", r"b/\d/(o|d)": "He"},
     deep=True,
-    carries={r"b/\d/q": 0.5},
+    carries={r"b/\d/k": 0.5},
 )
 def attention_to_the_keys_of_all_layers_before(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
@@ -818,7 +818,7 @@ def logits_of_layers_of_which_the_mean_is_taken(n, L):
     return realformer(n, L, 1 / L)
 
 
-@program(REALFORMER, deep=True, asks="multiply the sum by 0.3333 in the target")
+@program(REALFORMER, deep=True, asks="multiply them by 0.3333")
 def logits_of_normalized_queries_that_layers_add_up(n, L, remedy=False):
     return realformer(n, L, 2 / L if remedy else 1.0, norm)
 
@@ -1165,8 +1165,9 @@ for looped, alone in itertools.product((False, True), (False, True)):
 
     how = f"{'alone' if alone else 'beside_the_stream'}_in_a_{'scan' if looped else 'list'}"
     make.__name__ = f"outputs_of_all_layers_{how}"
+    # A multiplier of the sum would change nothing, as a norm follows.
     program(
-        {**ENDS, r"b/(\d/)?u": "Hb", r"b/(\d/)?(d|o)": "He"},
+        {**ENDS, r"b/(\d/)?(u|o)": "Hb", r"b/(\d/)?d": "He"},
         deep=True,
     )(make)
 

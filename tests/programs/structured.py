@@ -265,15 +265,14 @@ def bilinear_readout_of_two_activations(n):
     return p, X, call
 
 
-# The pairs are squares of sums, in which no parameter is linear.
-@program({"v": "I|V", "w": "F", "b": "F"}, asks=r"structured.py:\d+ .* multiply the sum by \(number of terms")  # fmt: skip
-def factorization_machine(n, remedy=False):
+# The pairs are products of two vectors, each of which carries the root of 1/m.
+@program({"v": "I|V", "w": "F", "b": "F"}, carries={"v": 0.5})
+def factorization_machine(n):
     p = zeros(v=(9, n), w=(9,), b=())
 
     def call(p, x):
         e = x[..., None] * p["v"]
         pairs = (e.sum(1) ** 2 - (e**2).sum(1)).sum(-1) / 2
-        pairs = pairs * (8 / n) if remedy else pairs
         return pairs + x @ p["w"] + p["b"]
 
     return p, (floats(4, 9),), call
