@@ -19,10 +19,10 @@ From what is known first to what follows from it:
   their branches, sums and constants are paired.
 - `states`: whether what data change starts as a kernel.
 - `depth`: how much deeper each stream gets, and the parameters that this concerns.
-- `twins`, `layers`, `shapes`, `ratios`: of each value, that of the base; which sums have
-  more terms, as there are more layers; what grows; constants that differ.
-- `logs`, `numbers`: by which number each value is a multiple of the base's, as a product
-  of what is known and of what parameters carry, and where that number must be one.
+- `twins`, `layers`, `shapes`, `ratios`: of each value, that of the base; which sums
+  have more terms, as there are more layers; what grows; constants that differ.
+- `logs`, `numbers`: by which number each value is a multiple of the base's, as a
+  product of what is known and of what parameters carry, and where it must be one.
 - `solve`, `carry`: the fewest factors that make it one everywhere. Parameters carry
   them; what nothing can carry is an error that names the line.
 - `compare`, `infer`: from two models to the scales.
