@@ -24,7 +24,7 @@ from .program import earlier
 from .roles import remedy
 from .solve import FREE, Row, UnsolvedError, solve
 
-_GAIN, _BIAS = 1.2, 1e-4  # costs of carrying, beside that of a kernel
+_GAIN, _BIAS, _KEY = 1.2, 1e-4, 50.0  # costs of carrying, beside that of a kernel
 
 
 class Carry:
@@ -119,15 +119,13 @@ class Carry:
         return float(f"{self.found[path].carried * math.exp(more):.9g}")
 
     def _costs(self) -> dict[str, float]:
-        """What carrying costs; parameters that are used first are cheaper."""
-        return {
-            path: (
-                _BIAS
-                if path in self._numbers.biases
-                else (1.0 if is_kernel else _GAIN) + i / (100 * len(self._order))
-            )
-            for i, (path, is_kernel) in enumerate(self._order.items())
-        }
+        """What carrying costs: less for what is used first, and for queries."""
+        biases, keys, found = self._numbers.biases, self._numbers.keys, {}
+        for i, (path, is_kernel) in enumerate(self._order.items()):
+            cost = (1.0 if is_kernel else _GAIN) + i / (100 * len(self._order))
+            cost = _KEY if path in keys else cost
+            found[path] = _BIAS if path in biases else cost
+        return found
 
     def _solved(
         self,

@@ -23,7 +23,7 @@ from .depth import Depth
 from .factors import PARTS, Failure, root_mean_square
 from .kinds import alike
 from .layers import Layers
-from .links import indices
+from .links import index_of, indices
 from .logs import ONE, Log, Rule
 from .pair import Pair
 from .program import MOVES, PRODUCTS, Node, averaged, earlier, is_scaled, origin, reach
@@ -75,6 +75,7 @@ class Numbers:
       values: those of the results of layers, and of rows of tables.
       offsets: the number that is added to a parameter before it is used, by path.
       biases: the parameters that are added to values.
+      keys: those of keys alone.
     """
 
     def __init__(
@@ -102,16 +103,21 @@ class Numbers:
         self.biases: set[str] = set()
         for _ in range(1 + any(x.op == "carry" for x in self._program.nodes)):
             self._rules: list[Rule] = []
-            self.values: list[Log] = []
+            values: list[tuple[Log, bool]] = []
             for node in self._program.nodes:
                 zeros = [self.of.get(x.id, ONE) is None for x in node.operands[1:]]
                 self._shapes.add(node, has_zeros=any(zeros))
                 if node.backward or any(x.id in self._derived for x in node.operands):
                     self._derived.add(node.id)
                 self.of[node.id] = number = self._find(node)
-                is_new = node.id in self._layers.streams or number not in self.values
+                value = number, is_scaled(node)
+                is_new = node.id in self._layers.streams or value not in values
                 if number is not None and is_new and self._is_result(node):
-                    self.values.append(number)
+                    values.append((number, is_scaled(node)))
+        self.keys: set[str] = set()
+        queries = self._find_keys()
+        # Queries may be multiplied before or after their product with keys.
+        self.values = [x for x, y in values if not (y and x.carried.keys() & queries)]
         self.rules = [*filter(self._is_used(), self._rules)]
         ends = [x for x in self._program.outputs.values() if x.data and not x.backward]
         self.results: list[Rule] = []
@@ -122,6 +128,7 @@ class Numbers:
                 of_widths = x.id in self._derived
                 self.results.append(Rule(of, x, whole, of_widths=of_widths))
         self._check_generated()
+        self._check_known()
 
     def _generated(self, node: Node) -> list[tuple[int, bool]]:
         """The parameters that make the kernel of a product, for each input.
@@ -175,6 +182,20 @@ class Numbers:
                     f"size and its rate need different powers of the width; {advice}"
                 )
 
+    def _check_known(self) -> None:
+        """Raise a `ValueError` for a sum of activations that the base has none like."""
+        for rule in self.rules:
+            for key in rule.number.parts if not rule.branch else ():
+                node = self._program.nodes[key] if isinstance(key, int) else rule.node
+                products = node.op in PRODUCTS and all(x.data for x in node.operands)
+                is_sum = products and node.id == key
+                if is_sum and not self._shapes.terms(node) > 0:
+                    raise ValueError(
+                        f"the base has no sum like the one over products of "
+                        f"activations at {node.line}, so that the factor that it needs "
+                        "is not known; build a base with layers of each kind"
+                    )
+
     def _is_used(self) -> Callable[[Rule], bool]:
         """Whether a rule is not of a loop that was written anew, by its parameters."""
         outputs = self._program.outputs.values()
@@ -196,16 +217,48 @@ class Numbers:
         return any(node is origin(b.end) for b in self._layers.streams.values())
 
     def _is_result(self, node: Node) -> bool:
-        """Whether a value is that of a layer, of a stream, or rows of a table."""
+        """Whether a value is that of a layer, of a stream, or rows times a constant."""
         if node.op in PRODUCTS or node.id in self._layers.streams:
             return node.data
         inner = origin(node.operands[0]) if is_scaled(node) else node
-        if inner.op == "gather":
-            stored = origin(inner.operands[0]).param
-            path = "" if stored is None else self._large.reading.path_of[stored]
-            role = self._large.roles.get(path)
-            return role is not None and role.table
-        return inner.id in self._large.axes.kernel_sums
+        looked = inner.op == "gather" and inner.operands[0].weight
+        return inner.id in self._large.axes.kernel_sums or (
+            looked and inner is not node
+        )
+
+    def _find_keys(self) -> set[str]:
+        """The parameters of queries alone; notes those of keys.
+
+        A softmax sums their logits over the keys.
+        """
+        found: set[str] = set()
+        for node in self._program.nodes:
+            if node.op == "dot_general" and all(x.data for x in node.operands):
+                one, other = (self.of[x.id] or ONE for x in node.operands)
+                if (k := self._keys_of(node)) is not None:
+                    keys, queries = (other, one) if k else (one, other)
+                    self.keys |= keys.carried.keys() - queries.carried.keys()
+                    found |= queries.carried.keys() - keys.carried.keys()
+        return found
+
+    def _keys_of(self, node: Node) -> int | None:
+        """The place of the keys among the factors of logits; None for other sums."""
+        (contracted, _), _ = node.params["dimension_numbers"]
+        first = len(node.operands[0].shape) - len(contracted)  # of the second's axes
+        reached = [(node, axis, axis) for axis in range(len(node.shape))]
+        seen: set[tuple[int, int]] = set()
+        while reached:
+            at, axis, own = reached.pop()
+            if (at.id, axis) in seen:
+                continue
+            seen.add((at.id, axis))
+            for user in self._large.axes.uses(at):
+                if user.op == "reduce_max" and axis in user.params["axes"]:
+                    return int(own >= first)
+                index = index_of(user, user.operands.index(at), axis)
+                if user.op not in PRODUCTS and index and index.out is not None:
+                    reached.append((user, index.out, own))
+        return None
 
     def first_uses(self) -> dict[str, bool]:
         """Parameters in the order of their uses, and whether they are kernels."""

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from itertools import starmap
 
 from .axes import is_identity
@@ -37,6 +37,10 @@ class Shapes:
     def __init__(self, pair: Pair, twin: Mapping[int, Node], layers: Layers):
         self._pair, self._axes, self._twin = pair, pair.large.axes, twin
         self._layers = layers
+        self._places: dict[Hashable, set[tuple[int, ...]]] = {}
+        for node in pair.small.reading.program.nodes:
+            place = node.op, node.spot
+            self._places.setdefault(place, set()).add(node.shape)
         self.of: dict[int, tuple[float, ...]] = {}
         self.chosen: dict[int, frozenset[int]] = {}
 
@@ -82,7 +86,8 @@ class Shapes:
                     growths = starmap(
                         functools.partial(self.growth, node), index.axes.items()
                     )
-                    number *= max(growths, key=lambda x: (math.isnan(x), x))
+                    # Factors have as many entries; of one, the number may be unknown.
+                    number *= min(growths, key=lambda x: (math.isnan(x), x))
         return number
 
     def growth(self, node: Node, k: int, axis: int | None = None) -> float:
@@ -97,7 +102,10 @@ class Shapes:
     def _base_shape(self, node: Node) -> tuple[float, ...]:
         """The shape that a value has in the base; nan for what counts layers."""
         twin = self._twin.get(node.id)
-        if twin is None:
+        if twin is None:  # e.g. of layers that the base has none of
+            like = self._places.get((node.op, node.spot), set())
+            if len(like) == 1 and len(next(iter(like))) == len(node.shape):
+                return next(iter(like))
             return self._computed_shape(node)
         if len(twin.shape) != len(node.shape):
             return ()

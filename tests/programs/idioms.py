@@ -432,7 +432,7 @@ def deeponet_that_ends_in_nonlinearities(n, remedy=False):
 
 
 # What is computed once and read in all layers acts as what is outside of branches.
-@program({**ENDS, "k|v": "H", r"b/\d/q": "Hb", r"b/\d/o": "He"}, deep=True, carries={"k": 0.5})  # fmt: skip
+@program({**ENDS, "k|v": "H", r"b/\d/q": "Hb", r"b/\d/o": "He"}, deep=True, carries={r"b/\d/q": 0.5})  # fmt: skip
 def keys_and_values_shared_by_all_layers(n, L):
     p = zeros(**{"in": (7, n), "out": (n, 7)}, k=(n, n), v=(n, n))
     p |= {"b": layers(L, q=(n, n), o=(n, n))}

@@ -149,7 +149,7 @@ def equinox_mlp(n):
     return eqx.nn.MLP(5, 3, n, 2, key=jax.random.key(0)), (floats(5),)
 
 
-@program({"into/weight": "I", "into/bias": "V", "out/weight": "O", "out/bias": "F", r"blocks/\d+/norm/(weight|bias)": "Vb", r"blocks/\d+/attention/(query|key|value)_proj/weight": "Hb", r"blocks/\d+/attention/output_proj/weight": "He"}, deep=True, carries={r".*key_proj/.*": 0.5})  # fmt: skip
+@program({"into/weight": "I", "into/bias": "V", "out/weight": "O", "out/bias": "F", r"blocks/\d+/norm/(weight|bias)": "Vb", r"blocks/\d+/attention/(query|key|value)_proj/weight": "Hb", r"blocks/\d+/attention/output_proj/weight": "He"}, deep=True, carries={r".*query_proj/.*": 0.5})  # fmt: skip
 def equinox_attention(n, L):
     class Layer(eqx.Module):
         norm: eqx.nn.LayerNorm

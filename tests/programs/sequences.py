@@ -312,8 +312,9 @@ def griffin_recurrent_block(n):
     return p, T, call
 
 
-# The queries are also in the results, of which a mean is taken after a norm.
-@program({**ENDS, "q|k|v|o": "H"}, carries={"k": 0.5})
+# The queries are also in the results, of which a mean is taken after a norm. All that is
+# before the norm may be smaller.
+@program({**ENDS, "q|k|v|o": "H"}, carries={"in": 0.5**0.5})
 def queries_that_are_added_to_what_they_read(n):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(n, n), v=(n, n), o=(n, n))
 

@@ -768,7 +768,7 @@ def groups_of_blocks_within_a_skip(n, L, remedy=False):
 @program(
     {**ENDS, r"b/\d/(q|k|v|u)": "Hb", r"b/\d/(o|d)": "He"},
     deep=True,
-    carries={r"b/\d/k": 0.5},
+    carries={r"b/\d/q": 0.5},
 )
 def attention_to_the_keys_of_all_layers_before(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
