@@ -24,7 +24,12 @@ from .program import earlier
 from .roles import remedy
 from .solve import FREE, Row, UnsolvedError, solve
 
-_GAIN, _BIAS, _KEY = 1.2, 1e-4, 50.0  # costs of carrying, beside that of a kernel
+_GAIN, _BIAS, _KEY, _OTHER = (
+    1.2,
+    1e-4,
+    50.0,
+    100.0,
+)  # costs of carrying, beside that of a kernel
 
 
 class Carry:
@@ -141,8 +146,11 @@ class Carry:
         values = [(x.carried, x.known) for x in self._numbers.values if x.is_known]
         while True:
             rows: list[Row] = [(x.number.carried, lacking(x)) for x in rules]
+            # Rather those of a number that lacks something than others to make up.
+            near = {path for of, x in rows if abs(x) >= FREE for path in of}
+            prices = {p: x * (1 if p in near else _OTHER) for p, x in costs.items()}
             try:
-                return solve(rows, values, costs)
+                return solve(rows, values, prices)
             except UnsolvedError as reason:
                 rule = rules[reason.row]
                 results = [x for x in self._numbers.results if x in rules]

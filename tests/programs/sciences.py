@@ -82,7 +82,11 @@ def convnext_v2_with_response_norm(n, L):
     return p, IMG, call
 
 
-@program({"in": "I", "out": "O", "q|k|v|o": "H", "rh|rw": "O"}, carries={"k": 0.5})
+# What queries carry, the positions that they meet undo.
+@program(
+    {"in": "I", "out": "O", "q|k|v|o": "H", "rh|rw": "O"},
+    carries={"q": 0.5, "rh|rw": 2.0},
+)
 def vitdet_decomposed_relative_positions(n):
     p = zeros(
         **{"in": (3, n), "out": (n, 3)},
