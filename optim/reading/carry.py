@@ -70,7 +70,9 @@ class Carry:
     def check(self, point: Parametrization) -> None:
         """Raise a `ValueError` if a number is not one in a model that multiplies."""
         for rule in self._numbers.rules:
-            lacking = rule.number.known + point.alpha * rule.number.depth
+            # Parameters may be stored with the multiplier of their branch.
+            known, depth = rule.number.known, point.alpha * rule.number.depth
+            lacking = min(known, known + depth, key=abs)
             if rule.whole and abs(lacking) > FREE and not self._is_declared(rule):
                 raise self._lacks(rule, lacking)
 
