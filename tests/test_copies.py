@@ -78,6 +78,7 @@ INEXACT_IN_DEPTH = {
     "linen_compact_transformer": _TURNS,
     "logits_that_a_scan_over_layers_adds_up": _LAYERS,
     "modulations_of_all_layers_by_one_kernel": _BESIDE,
+    "outputs_of_all_layers_beside_the_stream_in_a_list": _LAYERS,
     "scan_of_layers_with_kv_cache_as_carry_and_outputs": _LAYERS,
     "shares_of_two_values_of_layers_in_a_list": _AGAIN,
     "stages_of_numbered_layers_in_one_list": _TURNS,

@@ -854,9 +854,7 @@ class Branches:
             longest[at] = max(each, default=0) + bool(self._kernels([at]))
         return max(longest.values(), default=0)
 
-    def escapes(
-        self, start: Node, stops: Set[tuple[int, int]], others: Collection[Node] = ()
-    ) -> Node | None:
+    def escapes(self, start: Node, stops: Set[tuple[int, int]]) -> Node | None:
         """A result that a node reaches without passing through one of some operations.
 
         A branch's own value is none: models return those of all layers to look at.
@@ -864,7 +862,6 @@ class Branches:
         Args:
           start: the node.
           stops: (operation, operand) pairs of node ids; an operand of -1 means any.
-          others: values that count as results, too.
         """
         if (start.id, -1) in stops:
             return None
@@ -876,22 +873,16 @@ class Branches:
             each = zip(every, pairs, strict=True)
             return [user for user, pair in each if not pair & stops]
 
-        ends = {b.end.id for b in self.all if b.end is not b.trunk}
+        results = (x for x in reach([start], users) if x.id in self._outputs)
+        return next((x for x in results if not self.is_shown(x)), None)
 
-        def is_shown(at: Node) -> bool:
-            at = origin(at)
-            if at.op in (*PARTS, "concatenate"):
-                return all(is_shown(x) for x in earlier(at) if x.data)
-            return at.id in ends
-
-        return next(
-            (
-                x
-                for x in reach([start], users)
-                if x in others or (x.id in self._outputs and not is_shown(x))
-            ),
-            None,
-        )
+    def is_shown(self, node: Node) -> bool:
+        """Whether it is the end of a branch: models may return those of all layers."""
+        node = origin(node)
+        if node.op in (*PARTS, "concatenate"):
+            return all(self.is_shown(x) for x in earlier(node) if x.data)
+        every = (b.end for b in self.all if b.end is not b.trunk)
+        return any(node is origin(end) for end in every)
 
     def feeding(
         self, node: Node, param: int, chosen: Iterable[Branch]

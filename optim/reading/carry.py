@@ -24,12 +24,9 @@ from .program import earlier
 from .roles import remedy
 from .solve import FREE, Row, UnsolvedError, solve
 
-_GAIN, _BIAS, _KEY, _OTHER = (
-    1.2,
-    1e-4,
-    50.0,
-    100.0,
-)  # costs of carrying, beside that of a kernel
+# What carrying costs, beside a kernel: gains, biases (which follow their kernels), keys
+# (queries carry instead), what is part of both, and what is far from what lacks.
+_GAIN, _BIAS, _KEY, _BOTH, _OTHER = 1.2, 1e-4, 50.0, 3.0, 100.0
 
 
 class Carry:
@@ -52,11 +49,12 @@ class Carry:
         self.found, self._given = found, given
         self._numbers = Numbers(pair, depth, found)
         counted = {b.add.id for b in depth.counted}
-        self._counted = [
-            x
+        # By the ids of additions: those whose constants are checked.
+        self._checked = {
+            x.node.id: x
             for x in self._numbers.rules
-            if x.branch and x.branch.add.id in counted and self._owns(x)
-        ]
+            if x.branch and x.node.id in counted and self._owns(x)
+        }
         self._order = self._numbers.first_uses()
         self._alpha = 0.0
 
@@ -87,11 +85,10 @@ class Carry:
 
         def has(rule: Rule) -> bool:
             """Whether the program multiplies by the power of the depth."""
-            if rule in self._counted:
+            if rule.branch and rule.node.id in self._checked:
                 return multiplied
             depth = rule.number.depth
-            power = alpha * depth
-            return bool(depth) and self._explains(rule, -power)
+            return bool(depth) and self._explains(rule, -alpha * depth)
 
         def of_widths(rule: Rule) -> float:
             known = rule.number.known + has(rule) * alpha * rule.number.depth
@@ -148,9 +145,8 @@ class Carry:
         values = [(x.carried, x.known) for x in self._numbers.values if x.is_known]
         while True:
             rows: list[Row] = [(x.number.carried, lacking(x)) for x in rules]
-            # Rather those of a number that lacks something than others to make up.
-            near = {path for of, x in rows if abs(x) >= FREE for path in of}
-            prices = {p: x * (1 if p in near else _OTHER) for p, x in costs.items()}
+            near = self._near(rules, lacking)
+            prices = {p: x * near.get(p, _OTHER) for p, x in costs.items()}
             try:
                 return solve(rows, values, prices)
             except UnsolvedError as reason:
@@ -165,6 +161,26 @@ class Carry:
                     raise self._ends_in_none(rule.branch, lacking(rule)) from None
                 else:
                     raise self._lacks(rule, reason.lacking) from None
+
+    @staticmethod
+    def _near(rules: list[Rule], lacking: Callable[[Rule], float]) -> dict[str, float]:
+        """The parameters of numbers that lack something, and of what is added to them.
+
+        More expensive are those of several factors, e.g. of queries and of keys.
+        """
+        near: dict[str, float] = {}
+        numbers = [x.number.carried for x in rules if abs(lacking(x)) >= FREE]
+        joins = ("add", "concatenate", "join", "sum")
+        sums = [x for x in rules if x.node.op in joins and not x.branch]
+        for carried in numbers:  # which gets longer
+            for path, power in carried.items():
+                price = 1.0 if abs(power) <= 1 else _BOTH
+                near[path] = max(near.get(path, price), price)
+            one = {path for path, price in near.items() if price == 1}
+            beside = [x for x in sums if x.number.carried.keys() & one]
+            sums = [x for x in sums if x not in beside]
+            numbers += [x.number.carried for x in beside]
+        return near
 
     def _is_declared(self, rule: Rule) -> bool:
         """Whether all parameters that a value is computed from are declared."""
@@ -248,7 +264,7 @@ class Carry:
           The parametrization that they are those of, or the default; and whether the
           program multiplies.
         """
-        rules = self._counted
+        rules = [*self._checked.values()]
         if not self._depth.ratios:
             for rule in rules:
                 if not self._explains(rule, 0.0):
@@ -290,7 +306,8 @@ class Carry:
         kernel owns the inverse root of its fan-in, as in the NTK parametrization.
         """
         number = rule.number
-        for constant in {rule.end.constant if rule.branch else 0.0, number.constant}:
+        ends = [rule.end.constant] if rule.branch else []
+        for constant in (*ends, number.constant):
             grown = number.known - number.constant
             options = [0.0, -grown, -grown / 2]
             options.append(-self._log(rule, "heads_in"))

@@ -135,7 +135,7 @@ class Factors:
             operands = [buffer.operands[0] if buffer.op == "carry" else buffer, new]
         elif node.op == "select_n":
             mask, *cases = node.operands
-            operands = [self._kept(mask, x) for x in cases]
+            operands = [self.kept(mask, x) for x in cases]
         elif node.op in MOVES or node.op in LINEAR or _is_homogeneous(node):
             operands = node.operands
         else:
@@ -184,7 +184,7 @@ class Factors:
         return [dataclasses.replace(e, node=node) for e in found]
 
     @staticmethod
-    def _kept(mask: Node, node: Node) -> Node:
+    def kept(mask: Node, node: Node) -> Node:
         """What dropout keeps, without the division by the share that it keeps."""
         if node.op == "mul" and node.operands[1].value is not None:
             return node.operands[0] if _is_random(mask) else node

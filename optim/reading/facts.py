@@ -16,16 +16,14 @@ from collections.abc import (
 from ..scales.declare import Declarations
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches
-from .factors import LINEAR, End, Failure
+from .factors import End, Failure
 from .heads import find_heads
 from .links import indices
 from .models import Reading
-from .program import MOVES, PRODUCTS, Node, Spot, earlier, reach
+from .program import PRODUCTS, Node, Spot, earlier, reach
 from .roles import find_roles
 from .sums import Sums
 from .totals import Totals
-
-_MULTILINEAR = ("add", "sub", "mul", "carry", "last", "scan_out", *PRODUCTS)
 
 Key = tuple[Hashable, frozenset[str]]  # the place of an addition, parameters
 
@@ -370,19 +368,11 @@ class Facts:
         paths = {self.path(end) for end in term.ends if term.end.weight}
         return frozenset(map(self.opened, paths or self.sources(term.end)))
 
-    def sources(self, node: Node, *, linear: bool = False) -> set[str]:
-        """The parameters of the nearest kernels before a node.
-
-        If `linear`, only those whose constants multiply the node, too.
-        """
+    def sources(self, node: Node) -> set[str]:
+        """The parameters of the nearest kernels before a node."""
 
         def sources(at: Node) -> list[Node]:
-            if self.is_kernel(at):
-                return []
-            if not linear:
-                return [x for x in earlier(at) if x.data]
-            same = at.op in MOVES or at.op in LINEAR or at.op in _MULTILINEAR
-            return [x for x in at.operands if x.data] if same else []
+            return [] if self.is_kernel(at) else [x for x in earlier(at) if x.data]
 
         return {
             self.reading.path_of[param]

@@ -1,7 +1,6 @@
 """Numbers that are products of what is known and of what parameters carry."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,15 +29,13 @@ class Log:
     parts: Mapping[str | int, float] = field(default_factory=dict)
 
     def __add__(self, other: "Log") -> "Log":
-        parts = Counter[str | int]()
-        for each in (self.parts, other.parts):
-            for key, power in each.items():
-                parts[key] += power  # type: ignore[assignment]
+        one, two = self.parts, other.parts
+        powers = {k: one.get(k, 0.0) + two.get(k, 0.0) for k in {**one, **two}}
         return Log(
             self.known + other.known,
             self.constant + other.constant,
             self.depth + other.depth,
-            {k: x for k, x in parts.items() if abs(x) > 1e-9},
+            {k: x for k, x in powers.items() if abs(x) > 1e-9},
         )
 
     def __mul__(self, power: float) -> "Log":

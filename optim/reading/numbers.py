@@ -20,7 +20,7 @@ from .axes import is_identity
 from .branches import Branch
 from .degrees import is_addend
 from .depth import Depth
-from .factors import PARTS, Failure, root_mean_square
+from .factors import Failure, root_mean_square
 from .kinds import alike
 from .layers import Layers
 from .links import index_of, indices
@@ -72,7 +72,8 @@ class Numbers:
         both models, or counts as zero beside others.
       rules: the numbers that must be one.
       results: those of the model's results.
-      values: those of the results of layers, and of rows of tables.
+      values: those of the results of layers, of streams, and of rows of tables that
+        constants multiply, which had better be one, too.
       offsets: the number that is added to a parameter before it is used, by path.
       biases: the parameters that are added to values.
       keys: those of keys alone.
@@ -103,17 +104,17 @@ class Numbers:
         self.biases: set[str] = set()
         for _ in range(1 + any(x.op == "carry" for x in self._program.nodes)):
             self._rules: list[Rule] = []
-            values: list[tuple[Log, bool]] = []
+            values: list[tuple[Log, bool]] = []  # and whether a constant multiplies
             for node in self._program.nodes:
                 zeros = [self.of.get(x.id, ONE) is None for x in node.operands[1:]]
                 self._shapes.add(node, has_zeros=any(zeros))
                 if node.backward or any(x.id in self._derived for x in node.operands):
                     self._derived.add(node.id)
-                self.of[node.id] = number = self._find(node)
-                value = number, is_scaled(node)
-                is_new = node.id in self._layers.streams or value not in values
-                if number is not None and is_new and self._is_result(node):
-                    values.append((number, is_scaled(node)))
+                number = self.of[node.id] = self._find(node)
+                if number is not None and self._is_result(node):
+                    value = number, is_scaled(node)
+                    is_stream = node.id in self._layers.streams
+                    values += [value] if is_stream or value not in values else []
         self.keys: set[str] = set()
         queries = self._find_keys()
         # Queries may be multiplied before or after their product with keys.
@@ -123,7 +124,7 @@ class Numbers:
         self.results: list[Rule] = []
         for x in ends:
             twin, of = self._twin.get(x.id), self.of[x.id]
-            if of is not None and not self._is_shown(x):
+            if of is not None and not self._large.branches.is_shown(x):
                 whole = twin is not None and twin.shape == x.shape and of.is_known
                 of_widths = x.id in self._derived
                 self.results.append(Rule(of, x, whole, of_widths=of_widths))
@@ -208,13 +209,6 @@ class Numbers:
             return rule.branch is not None or not unused
 
         return is_used
-
-    def _is_shown(self, node: Node) -> bool:
-        """Whether it is the end of a branch: models may return those of all layers."""
-        node = origin(node)
-        if node.op in (*PARTS, "concatenate"):
-            return all(self._is_shown(x) for x in earlier(node) if x.data)
-        return any(node is origin(b.end) for b in self._layers.streams.values())
 
     def _is_result(self, node: Node) -> bool:
         """Whether a value is that of a layer, of a stream, or rows times a constant."""
@@ -350,7 +344,8 @@ class Numbers:
         role = self._large.roles[path]
         is_kernel = scale.in_axes and not (role and role.table)
         self._kernels |= {node.id} if is_kernel else set()
-        number = Log(math.log(self._rates[param]), parts={path: 1.0})
+        known = math.log(self._rates[param])
+        number = Log(known, parts={path: 1.0})
         scales_entries = param in self._large.axes.scalers
         return self._unknown(node, number) if scales_entries else number
 
@@ -359,7 +354,7 @@ class Numbers:
         like = like or ONE
         parts: dict[str | int, float] = {node.id: 1.0}
         parts.update(like.carried)
-        return Log(0.0, like.constant, like.depth, parts)
+        return replace(like, known=0.0, parts=parts)
 
     def _of_constant(self, node: Node) -> Log | None:
         """The number of what depends on no inputs; an identity has no copies."""
@@ -525,7 +520,7 @@ class Numbers:
             return self._branched(node, branch, each)
         if node.op == "select_n":
             mask, *cases = node.operands
-            kept = [self._large.factors._kept(mask, x) for x in cases]
+            kept = [self._large.factors.kept(mask, x) for x in cases]
             dropped = zip(kept, cases, each[1:], strict=True)
             each = [of if x is y else self.of[x.id] for x, y, of in dropped]
         elif node.op.startswith("scatter"):
@@ -602,15 +597,9 @@ class Numbers:
             for y in rest if growth > 0 else ():
                 if x is not None and y is not None:
                     # The derivative of a residual layer is 1 plus that of a branch.
-                    number = y + Log(math.log(growth)) - x
-                    self._rules.append(
-                        Rule(
-                            replace(number, depth=0.0),
-                            node,
-                            number.is_known,
-                            of_widths=True,
-                        )
-                    )
+                    number = replace(y + Log(math.log(growth)) - x, depth=0.0)
+                    rule = Rule(number, node, number.is_known, of_widths=True)
+                    self._rules.append(rule)
         return rest if growth != 1 else [each[k] for k in some]
 
     def _offset(self, node: Node) -> Log | None:
