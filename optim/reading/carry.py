@@ -170,7 +170,7 @@ class Carry:
         """
         near: dict[str, float] = {}
         numbers = [x.number.carried for x in rules if abs(lacking(x)) >= FREE]
-        joins = ("add", "concatenate", "join", "sum")
+        joins = ("add", "complex", "concatenate", "join", "sum")
         sums = [x for x in rules if x.node.op in joins and not x.branch]
         for carried in numbers:  # which gets longer
             for path, power in carried.items():

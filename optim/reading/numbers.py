@@ -288,7 +288,9 @@ class Numbers:
         if node.weight and (size := self._size(node)):
             self._sizes.add(node.id)
             return size
-        self._sizes |= {node.id} if of_sizes and node.op in MOVES else set()
+        moved = node.op in ("concatenate", *MOVES)
+        if moved and all(x.id in self._sizes for x in kernels):
+            self._sizes.add(node.id)
         if node.weight and node.op in ("div", "mul") and (of := self._divided(node)):
             return of
         scaled = node.op in ("mul", "div") and len(kernels) == 1
@@ -377,8 +379,10 @@ class Numbers:
         then = twin.operands[k] if twin else None
         arrays = value is None and node.operands[k].array is not None
         if arrays and then and then.array is not None and node.op in ("mul", "div"):
-            of, to = map(root_mean_square, (node.operands[k], then))
-            return Log(math.log(of / to), math.log(of / to))
+            ratio = _ratio(node.operands[k], then)
+            return (
+                Log(math.log(ratio), math.log(ratio)) if ratio else self._unknown(node)
+            )
         if value is None:
             return self.of.get(node.operands[k].id)  # the end of a loop
         if node.op in ("mul", "div"):
@@ -388,7 +392,7 @@ class Numbers:
             known = math.log(ratio) if ratio > 0 else 0.0
             constant = 0.0 if averaged(node) else known  # of a mean
             return Log(known, constant) if ratio > 0 else self._unknown(node)
-        if not value or not _SMALL <= abs(value) <= _LARGE:
+        if not value or not _SMALL <= abs(value) < _LARGE:
             return None
         return ONE if alike(abs(self._ratios.of(node, k)), 1) else self._unknown(node)
 
@@ -518,16 +522,17 @@ class Numbers:
         branch = self._layers.streams.get(node.id)
         if branch is not None and branch.end in node.operands:
             return self._branched(node, branch, each)
+        operands = node.operands
         if node.op == "select_n":
-            mask, *cases = node.operands
-            kept = [self._large.factors.kept(mask, x) for x in cases]
-            dropped = zip(kept, cases, each[1:], strict=True)
+            mask, *operands = operands
+            kept = [self._large.factors.kept(mask, x) for x in operands]
+            dropped = zip(kept, operands, each[1:], strict=True)
             each = [of if x is y else self.of[x.id] for x, y, of in dropped]
         elif node.op.startswith("scatter"):
-            each = each[::2]
+            operands, each = operands[::2], each[::2]
         elif node.op == "dynamic_update_slice":
-            each = each[:2]
-        for k, (x, number) in enumerate(zip(node.operands, each, strict=False)):
+            operands, each = operands[:2], each[:2]
+        for k, (x, number) in enumerate(zip(operands, each, strict=True)):
             if number is not None and x.weight and node.data:
                 self.biases |= number.carried.keys()
                 # A penalty of parameters is only added to a result.
@@ -536,10 +541,10 @@ class Numbers:
         if node.op == "add" and node.weight and (of := self._offset(node)):
             return of
         if node.weight:  # a small number avoids a division by zero
-            pairs = zip(node.operands, each, strict=False)
+            pairs = zip(operands, each, strict=True)
             each = [None if abs(x.value or 1) < 0.1 else of for x, of in pairs]
         if node.op in ("add", "sub", "join", "sum"):
-            each = self._beside_identities(node, each)
+            each = self._beside_identities(node, self._beside_masks(node, each))
         differ = [*self._differences(each)]
         same = all(x.is_known and abs(x.known) < 0.01 for x in differ)
         is_kernel = node.id in self._kernels
@@ -602,6 +607,16 @@ class Numbers:
                     self._rules.append(rule)
         return rest if growth != 1 else [each[k] for k in some]
 
+    @staticmethod
+    def _beside_masks(node: Node, each: list[Log | None]) -> list[Log | None]:
+        """The numbers of terms, but for masks, as in logits - 1e9 * (1 - mask)."""
+        inner = [origin(x) for x in node.operands]
+        masks = [is_scaled(x) and _is_large(x.operands[1]) for x in inner]
+        if all(masks):
+            return each
+        pairs = zip(masks, each, strict=True)
+        return [None if mask and of and of.is_one else of for mask, of in pairs]
+
     def _offset(self, node: Node) -> Log | None:
         """The number of a parameter to which a constant is added, as in 1 + gain."""
         weight = next((x for x in node.operands if x.weight), None)
@@ -630,6 +645,28 @@ class Numbers:
         is_penalty = not node.data and not node.shape and is_addend(node, uses)
         if node.backward or is_penalty:
             return  # a gradient has the multiplier of what it is of
-        if number.carried or number.depth or (whole and not number.is_one):
+        # What is computed from inputs alone is the user's, e.g. angles of positions.
+        wrong = whole and not number.is_one
+        wrong = wrong and (node.weight or bool(self._large.sources(node)))
+        if number.carried or number.depth or wrong:
             of_widths = node.id in self._derived
             self._rules.append(Rule(number, node, whole, of_widths=of_widths))
+
+
+def _ratio(now: Node, then: Node) -> float:
+    """The ratio of arrays' entries; zero if it is not known, e.g. of random ones.
+
+    Of tables of frequencies, and of masks, the largest entries count.
+    """
+    size = root_mean_square(now) / root_mean_square(then)
+    largest = _largest(now) / _largest(then)
+    return largest if alike(largest, 1) or alike(largest, size) else 0.0
+
+
+def _is_large(node: Node) -> bool:
+    return abs(node.value or 0) >= _LARGE
+
+
+def _largest(node: Node) -> float:
+    entries = np.abs(np.ravel(node.array))
+    return float(entries.max(initial=0.0, where=np.isfinite(entries))) or 1.0

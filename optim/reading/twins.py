@@ -62,7 +62,7 @@ def _computed(model: Facts, adds: Set[int]) -> Iterator[tuple[int, Node]]:
     streams = {b.add.id for b in branches} | adds
     found: dict[int, int] = {}
     for node in model.reading.program.nodes:
-        how: list[Hashable] = [node.op, len(node.shape)]
+        how: list[Hashable] = [node.op, len(node.shape), node.params.get("y")]
         if node.param is not None:
             how.append(model.opened(model.reading.path_of[node.param]))
         elif node.op != "literal":

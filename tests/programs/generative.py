@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.ode import odeint
 
 from .kit import floats, layers, program, tokens, zeros
@@ -114,13 +115,14 @@ def additive_couplings_with_biases_after_them(n, L):
     return p, (floats(4, 6),), call
 
 
-@program({"x": "I", "t0": "I", "t1": "H", r"b/\d/(a)": "Hb", r"b/\d/b": "He", r"b/\d/t": "Hb", "out": "O"}, deep=True)  # fmt: skip
+@program({"x": "I", "t0": "H", "t1": "H", r"b/\d/(a)": "Hb", r"b/\d/b": "He", r"b/\d/t": "Hb", "out": "O"}, deep=True)  # fmt: skip
 def diffusion_mlp_with_time_embedding(n, L):
-    p = zeros(x=(2, n), t0=(8, n), t1=(n, n), out=(n, 2))
+    p = zeros(x=(2, n), t0=(n, n), t1=(n, n), out=(n, 2))
     p |= {"b": layers(L, a=(n, n), b=(n, n), t=(n, n))}
+    frequencies = np.exp(-np.log(1e4) * np.arange(n // 2) / (n // 2))  # a constant
 
     def call(p, x, t):
-        angle = t[:, None] * 2.0 ** jnp.arange(4)
+        angle = t[:, None] * frequencies
         t = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
         t = jax.nn.silu(t @ p["t0"]) @ p["t1"]
         x = x @ p["x"]
@@ -130,6 +132,26 @@ def diffusion_mlp_with_time_embedding(n, L):
         return norm(x) @ p["out"]
 
     return p, (floats(4, 2), floats(4)), call
+
+
+# Squares and cubes of the derivative of GELU have constants of their own.
+@program({"x": "I", r"b/\d/a": "Hb", r"b/\d/b": "He", "out": "O"}, deep=True)
+def mean_velocity_by_its_derivative(n, L):
+    """As in MeanFlow; each third layer, which the base has none of, is slower."""
+    p = zeros(x=(2, n), out=(n, 2)) | {"b": layers(L, a=(n, n), b=(n, n))}
+
+    def velocity(p, x, t):
+        x = x @ p["x"]
+        for i, w in enumerate(p["b"]):
+            wave = jnp.sin(t[:, None] / (8.0 if i % 3 == 2 else 1.0))
+            x = x + jax.nn.gelu(norm(x) @ w["a"]) * wave @ w["b"]
+        return norm(x) @ p["out"]
+
+    def call(p, x, t, v):
+        u, change = jax.jvp(lambda x: velocity(p, x, t), (x,), (v,))
+        return u + t[:, None] * jax.lax.stop_gradient(change)
+
+    return p, (floats(4, 2), floats(4), floats(4, 2)), call
 
 
 @program({"in": "I", "time": "I", "label": "I", "t1": "H", "out": "O", "final": "H", "fb": "V", r"b/\d/mod": "Hs", r"b/\d/(q|k|v|up|o|down)": "Hb", r"b/\d/mb": "Vs"}, deep=True)  # fmt: skip

@@ -491,14 +491,17 @@ def readout_with_weight_norm(n):
     )
 
 
-# As in EDM2, whose gain starts at zero.
-@program({"in": "I", "v": "O", "g": "F"}, carries={"g": 0.5})
+# As in EDM2, whose gain starts at zero; the first kernel has a row for ones.
+@program({"in": "I|V", "v": "O", "g": "F"}, carries={"g": 0.5})
 def readout_of_unit_columns_before_a_learned_gain(n):
-    def call(p, x):
-        columns = p["v"] / (jnp.linalg.norm(p["v"], axis=0) + 1e-4)
-        return features(p, x) @ columns * 2.0 * p["g"]
+    def columns(w):
+        return w / (jnp.linalg.norm(w, axis=0) + 1e-4)
 
-    return zeros(**{"in": (5, n)}, v=(n, 3), g=()), X, call
+    def call(p, x):
+        x = jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1)
+        return norm(x @ columns(p["in"])) @ columns(p["v"]) * 2.0 * p["g"]
+
+    return zeros(**{"in": (6, n)}, v=(n, 3), g=()), X, call
 
 
 @program({"in": "I", "v": "O"}, asks=r"multiply them by 0\.5")

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .kit import floats, layers, program, tokens, zeros
 from .plain import S, T, attention, norm
@@ -29,6 +30,31 @@ def rope(x):
     a, b = x[..., :half], x[..., half:]
     sin, cos = jnp.sin(angle), jnp.cos(angle)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+# Angles are those of positions, which are an input.
+@program({**ENDS, "q|k|v|o": "Hb"}, carries={"q": 0.5})
+def logits_that_are_scaled_after_their_mask(n):
+    """With rotary positions by complex numbers, as in EasyLM."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(n, n), v=(n, n), o=(n, n))
+    frequencies = 100.0 ** (-np.arange(4) / 4)
+
+    def turned(x, angle):
+        a, b = jnp.split(x, 2, -1)
+        y = lax.complex(a, b) * jnp.exp(1j * angle)
+        return jnp.concatenate([y.real, y.imag], -1)
+
+    def call(p, x, mask, positions):
+        y = norm(x := x @ p["in"])
+        angle = positions[:, None, :, None] * frequencies
+        angle = jnp.repeat(angle, n // 8, -1)
+        q, k = (turned(heads(y @ p[name], n), angle) for name in "qk")
+        s = q @ k.mT
+        s = (s * mask[:, None] - 1e9 * (1 - mask[:, None])) * n**-0.5
+        a = jax.nn.softmax(s) @ heads(y @ p["v"], n)
+        return norm(x + flat(a) @ p["o"]) @ p["out"]
+
+    return p, (floats(2, 6, 5), floats(2, 6, 6), floats(2, 6)), call
 
 
 @program({**ENDS, "(k|v)": "Ib", "q|o": "Hb"}, carries={"q": 0.5})
