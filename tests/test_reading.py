@@ -465,6 +465,30 @@ def test_a_base_with_one_layer_has_no_sum_over_layers():
     assert not any(s.depth != 1 for s in read(skips(32, 2), skips(8, 2)).values())
 
 
+def normalizer_free(width, depth):
+    """Layers that divide by the size that the stream has there, as in NFNets."""
+    block = {name: jnp.zeros((width, width)) for name in ("u", "d")}
+    params = {"in": jnp.zeros((5, width)), "blocks": [block] * depth}
+
+    def run(params, x):
+        x = x @ params["in"]
+        for i, w in enumerate(params["blocks"]):
+            y = jax.nn.relu(x) * (1 + 0.04 * i) ** -0.5  # of this layer
+            x = x + 0.2 * (jax.nn.relu(y @ w["u"]) @ w["d"])
+        return x
+
+    return run, params
+
+
+def test_constants_of_layers_are_no_question_if_only_depth_grows():
+    scales = read(normalizer_free(8, 4), normalizer_free(8, 1))
+    ends = {p for p, s in scales.items() if s.ends_branch}
+    assert ends == {f"blocks/{i}/d" for i in range(4)}
+    with pytest.raises(ValueError, match="at least two of these layers") as error:
+        read(normalizer_free(32, 4), normalizer_free(8, 1))
+    assert line("# of this layer") in str(error.value)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -72,8 +72,8 @@ class Numbers:
         both models, or counts as zero beside others.
       rules: the numbers that must be one.
       results: those of the model's results.
-      values: those of the results of layers, of streams, and of rows of tables that
-        constants multiply, which had better be one, too.
+      values: those of the results of layers, of streams, and of rows of tables, with
+        the constants that multiply them, which had better be one, too.
       offsets: the number that is added to a parameter before it is used, by path.
       biases: the parameters that are added to values.
       keys: those of keys alone.
@@ -211,14 +211,13 @@ class Numbers:
         return is_used
 
     def _is_result(self, node: Node) -> bool:
-        """Whether a value is that of a layer, of a stream, or rows times a constant."""
+        """Whether a value is that of a layer, of a stream, or rows of a table."""
         if node.op in PRODUCTS or node.id in self._layers.streams:
             return node.data
         inner = origin(node.operands[0]) if is_scaled(node) else node
         looked = inner.op == "gather" and inner.operands[0].weight
-        return inner.id in self._large.axes.kernel_sums or (
-            looked and inner is not node
-        )
+        scaled = inner is node and any(map(is_scaled, self._large.axes.uses(node)))
+        return inner.id in self._large.axes.kernel_sums or (looked and not scaled)
 
     def _find_keys(self) -> set[str]:
         """The parameters of queries alone; notes those of keys.
@@ -434,6 +433,9 @@ class Numbers:
         number, terms = self._product(each[:2]), self._shapes.terms(node)
         if number is None:
             return None
+        fixed = (x for x in node.operands[:2] if not (x.data or x.weight))
+        if terms != 1 and node.op in PRODUCTS and any(x.value is None for x in fixed):
+            terms = math.nan  # e.g. an average, or a random or orthogonal matrix
         known = Log(math.log(terms)) if terms > 0 else self._unknown(node)
         layers = Log(depth=math.log(self._layers.products.get(node.id, 1.0)))
         matters = Log(parts={-1 - node.id: 1.0}) if self._generated(node) else ONE

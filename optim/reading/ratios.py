@@ -31,16 +31,22 @@ class Ratios:
         if twin is None:  # like those of other layers
             kind = self._constants[node.op, node.spot]
             each = [_ratio(*pair, k) for pair in kind.twins]
-            kind.check_known(each, node)
+            each = self._known(kind, each, node)
             return each[0] if len({round(x, 6) for x in each}) == 1 else math.nan
         kind = self._kind_of(node, twin)
         like = [x for x in kind.now if self._twin.get(x.id) is twin]
         values = {x.operands[k].value for x in like}
         if len(values) > 1:  # it depends on the number of the layer
             ratios = kind.ratios(lambda x, y: _ratio(x, y, k))
-            kind.check_known(ratios, node)
-            return ratios[kind.now.index(node)]
+            return self._known(kind, ratios, node)[kind.now.index(node)]
         return _ratio(node, twin, k)
+
+    def _known(self, kind: Kind[Node], ratios: list[float], node: Node) -> list[float]:
+        """Ratios of constants; if only depth grows, those of first layers are all."""
+        if len(kind.then) == 1 and not any(self._pair.growth.values()):
+            return ratios[:1] * len(ratios)
+        kind.check_known(ratios, node)
+        return ratios
 
     def _multiplied(self) -> dict[Hashable, Kind[Node]]:
         """The operations with constants that both models have, by their place."""

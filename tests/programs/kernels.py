@@ -164,6 +164,19 @@ def split_of_constants(n):
     return zeros(**ends(n, 2), u=(4, 4), b=(4,)), X, call
 
 
+# Its entries matter beside the epsilon of the norm that follows.
+@program({"tok": "I", "w": "H", "g|c": "V"}, carries={"g|c": 0.25})
+def tied_table_before_a_norm(n):
+    p = zeros(tok=(9, n), w=(n, n), g=(n,), c=(n,))
+
+    def call(p, x):
+        x = norm(p["tok"][x])
+        x = x + jnp.tanh(x @ p["w"])
+        return (norm(x, p["g"]) + p["c"]) @ p["tok"].T
+
+    return p, T, call
+
+
 @program({"e": "I", "w": "H", "g": "V"}, carries={"e": 0.5, "g": 0.5})
 def tied_embedding_times_the_root_of_the_width(n):
     def call(p, x):
@@ -436,6 +449,18 @@ ORDERS = {
 }
 for name, call in ORDERS.items():
     add(f"kernel_whose_{name}_stand_in_another_order", "", call)
+
+
+def orthogonal(n):
+    """A fixed matrix, e.g. of a cosine transform."""
+    return np.linalg.qr(np.random.default_rng(0).normal(size=(n, n)))[0]
+
+
+add(
+    "kernel_after_a_fixed_matrix",
+    "",
+    lambda n, p, x: jnp.tanh(features(p, x) @ orthogonal(n) @ p["w"]) @ p["out"],
+)
 
 
 def divided_by_a_norm(name, call, **more):
