@@ -753,6 +753,8 @@ class Branches:
                 return None  # a recurrence over time
             runs *= 1 if is_time else length
             loop = parent
+        if not runs:
+            return None  # a loop over no layers
         try:
             ends, failure = tuple(self._ends_of_layers(add, trunk, end)), None
             inner, _ = self.factors.trunk(end)

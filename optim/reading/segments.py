@@ -16,7 +16,7 @@ from .leaves import Leaves
 from .links import ELEMENTWISE, indices, is_kernel, walks_layers
 from .lists import Pairing
 from .models import Reading
-from .program import PRODUCTS, Node, Program, reach
+from .program import MOVES, PRODUCTS, Node, Program, reach
 
 ByAxis = dict[int, Cut]
 
@@ -294,7 +294,9 @@ class _Finder:
 
     def __init__(self, program: Program, axes: Axes):
         self._program, self._axes = program, axes
-        self._stops = {b.add.id for b in Branches(program, axes).all}
+        branches = Branches(program, axes).all
+        self._stops = {b.add.id for b in branches}
+        self._inside = frozenset().union(*(b.inside for b in branches))
         self.found: dict[_Key, list[frozenset[int]]] = {}
         self.numbers: dict[
             tuple[int, int], list[tuple[int, Callable[[], Node | None]]]
@@ -304,6 +306,8 @@ class _Finder:
 
     def split(self, node: Node, axis: int, cuts: frozenset[int]) -> None:
         """A value is taken apart: cut the kernels that it was computed by."""
+        if node.weight and self._holds_layers(node, axis):
+            return
         again = [*self._joined_again(node, axis)]
         cuts = frozenset(x for x in cuts if not any(a < x < b for a, b in again))
         found = self._back(node, axis, cuts)
@@ -311,6 +315,27 @@ class _Finder:
         if node.param is None or len(cuts) + 1 < node.shape[axis]:
             # else an axis of its own
             self._count(found, len(cuts) + 1, lambda: self._in_a_row(node, axis))
+
+    def _holds_layers(self, node: Node, axis: int) -> bool:
+        """Whether a loop over layers takes all of a stack but single ones, as branches."""
+        parts = [x for x in self._axes.uses(node) if starts_of(x) and axis == 0]
+        stacks = [x for x in parts if x.shape[axis] > 1]
+
+        def used(at: Node) -> list[Node]:
+            return self._axes.uses(at) if at in parts or at.op in MOVES else []
+
+        return (
+            len(stacks) == 1
+            and all(
+                x.op == "scan_in" and walks_layers(self._program, x.loop)
+                for x in self._axes.uses(stacks[0])
+            )
+            and all(
+                any(y.id in self._inside for y in reach([x], used))
+                for x in parts
+                if x is not stacks[0]
+            )
+        )
 
     def scan(self, node: Node) -> None:
         """A loop over layers takes a value apart."""

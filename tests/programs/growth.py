@@ -133,6 +133,25 @@ def scanned_layers_and_a_remainder(n, L):
 
 
 @program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def scan_of_a_stack_but_for_its_first_and_last_layer(n, L):
+    p = zeros(**ends(n), u=(L, n, n), d=(L, n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        x = x + jax.nn.relu(x @ p["u"][0]) @ p["d"][0]  # without a norm
+
+        def layer(x, w):
+            u, d = w
+            return x + jax.nn.relu(norm(x) @ u) @ d, None
+
+        x, _ = lax.scan(layer, x, (p["u"][1:-1], p["d"][1:-1]))
+        x, _ = layer(x, (p["u"][-1], p["d"][-1]))
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
 def pipeline_of_two_stages_by_vmap_and_rolls(n, L):
     """Stages side by side: each step runs all stages on different microbatches."""
     p = zeros(**ends(n), u=(2, L // 2, n, n), d=(2, L // 2, n, n))
