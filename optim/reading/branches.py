@@ -37,7 +37,7 @@ class Branch:
       runs: number of additions: more than one in a loop over layers.
       ends: the parameters that the branch ends in.
       failure: why it ends in none; None if it does.
-      constant: the known number that multiplies the branch, over that of the stream.
+      constant: the known number that multiplies the branch.
       layers: number of kernels on the longest path through the branch.
       terms: number of values that are added up in its result, as in x + (a + b).
       skip: the known number that multiplies the stream.
@@ -763,11 +763,7 @@ class Branches:
                 raise Failure(inner)
         except Failure as reason:
             ends, failure = (), reason.node
-        constant = self.factors.constant(end, ends)
-        # In (1 - c) x + c f(x), c is all of the multiplier: 1 - c tends to 1.
-        is_share = skip != 1 and any(
-            abs(skip**n + constant**n - 1) < 1e-5 for n in (1, 2)
-        )
+        _, constant = self.factors.trunk(end)
         return Branch(
             add,
             trunk,
@@ -776,7 +772,7 @@ class Branches:
             runs,
             ends,
             failure,
-            constant if is_share else constant / skip,
+            constant,
             self.layers(inside),
             1,
             skip,
@@ -837,15 +833,11 @@ class Branches:
         try:
             return self.factors.ends(end)
         except Failure:
-            inner, factor = self.factors.trunk(end)
             operands = inner.operands if inner.op == "add" else []
             for skip, other in zip(operands, reversed(operands), strict=True):
                 before = self._program.between(start, skip)
                 if before and not self._kernels(before):
-                    return [
-                        dataclasses.replace(e, factor=e.factor * factor)
-                        for e in self._ends_of_layers(add, start, other)
-                    ]
+                    return self._ends_of_layers(add, start, other)
             raise
 
     def layers(self, inside: frozenset[int]) -> int:

@@ -4,9 +4,7 @@ If parameters are multiplied by c, what is computed from them is multiplied by a
 of c, its degree, as long as the operations are homogeneous: sums, products, roots.
 """
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +14,7 @@ from .program import MOVES, PRODUCTS, Node, is_scaled, reach
 _SAME = MOVES.union(
     """
     abs all_gather cummax cummin cumsum dynamic_slice gather imag neg pad psum
-    reduce_max reduce_min reduce_window_max reduce_window_sum slice sort
+    reduce_max reduce_min reduce_sum reduce_window_max reduce_window_sum slice sort
     """.split()  # noqa: SIM905
 )
 _ADDITIVE = frozenset(
@@ -31,22 +29,6 @@ _ROOTS = {"sqrt": 0.5, "rsqrt": -0.5, "cbrt": 1 / 3}
 _SMALL = 1e-3  # smaller constants avoid a division by zero
 
 
-class Degree(NamedTuple):
-    """The power of the scale in a value, and the constant that multiplies it."""
-
-    power: float
-    constant: float = 1.0
-
-    def to(self, power: float) -> "Degree":
-        return Degree(self.power * power, self.constant**power)
-
-    def times(self, other: "Degree") -> "Degree":
-        return Degree(self.power + other.power, self.constant * other.constant)
-
-
-_ONE = Degree(0.0)
-
-
 class _MixedError(Exception):
     """A value has no degree."""
 
@@ -59,56 +41,49 @@ def is_addend(node: Node, uses: Callable[[Node], list[Node]]) -> bool:
     )
 
 
-def degree_in_parameters(end: Node) -> Degree | None:
+def degree_in_parameters(end: Node) -> float | None:
     """The degree of a function of parameters alone, if all are scaled together.
 
     E.g. 1 for a kernel that is rounded to multiples of its mean absolute value; None if
     it has no degree.
     """
     sources = reach([end], lambda node: [x for x in node.operands if x.weight])
-    found: dict[int, Degree] = {}
+    found: dict[int, float] = {}
     try:
         for node in sorted(sources, key=lambda node: node.id):
-            degree = _ONE
+            degree = 0.0
             if node.op == "param":
-                degree = Degree(1.0)
-            elif any(found[x.id].power for x in node.operands if x.id in found):
-                degree = _degree(node, found)
+                degree = 1.0
+            elif any(found.get(x.id) for x in node.operands):
+                degree = _degree(node, [found.get(x.id, 0.0) for x in node.operands])
             found[node.id] = degree
     except _MixedError:
         return None
     return found[end.id]
 
 
-def _degree(node: Node, found: dict[int, Degree]) -> Degree:
+def _degree(node: Node, each: list[float]) -> float:
     """The degree of a node of which at least one operand depends on the scale."""
-    each = [found.get(x.id, _ONE) for x in node.operands]
     if node.op in _SAME or (node.op == "top_k" and not node.params["result"]):
         return each[0]
-    if node.op == "reduce_sum":
-        shape = node.operands[0].shape
-        return each[0].times(
-            Degree(0.0, math.prod(shape[a] for a in node.params["axes"]))
-        )
     if node.op in ("mul", *PRODUCTS):
-        values = (abs(x.value or 1.0) for x in node.operands[:2])
-        return each[0].times(each[1]).times(Degree(0.0, math.prod(values)))
+        return each[0] + each[1]
     if node.op == "div":
-        return each[0].times(each[1].to(-1) if each[1].power else _ONE)
+        return each[0] - each[1]
     if node.op in _ADDITIVE:
         return _sum(node, each)
     if node.op in ("integer_pow", *_ROOTS):
-        return each[0].to(_ROOTS.get(node.op) or node.params["y"])
+        return each[0] * (_ROOTS.get(node.op) or node.params["y"])
     if node.op == "pow" and node.operands[1].value is not None:
-        return each[0].to(node.operands[1].value)
+        return each[0] * node.operands[1].value
     zero = any(x.value == 0 for x in node.operands)
-    same = node.op in _COMPARISONS and (zero or each[0].power == each[1].power)
+    same = node.op in _COMPARISONS and (zero or each[0] == each[1])
     if same or node.op in _INDEPENDENT:
-        return _ONE
+        return 0.0
     raise _MixedError
 
 
-def _sum(node: Node, each: list[Degree]) -> Degree:
+def _sum(node: Node, each: list[float]) -> float:
     """Entries of equal degree may be added, and zeros, which have any."""
     chosen = node.op == "select_n"
     data = [*zip(node.operands, each, strict=True)][chosen:]
@@ -116,9 +91,9 @@ def _sum(node: Node, each: list[Degree]) -> Degree:
         data = [data[0], data[2]]
     if node.op == "dynamic_update_slice":
         data = data[:2]
-    some = next((d for _, d in data if d.power), _ONE)
-    known = all(d.power == some.power or _is_void(x, node) for x, d in data)
-    if not known or (chosen and each[0].power):
+    some = next((d for _, d in data if d), 0.0)
+    known = all(d == some or _is_void(x, node) for x, d in data)
+    if not known or (chosen and each[0]):
         raise _MixedError
     return some
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -31,20 +31,11 @@ class End:
 
     Attributes:
       param: index of the parameter.
-      factor: the constant between the parameter and the value.
       node: the operation on the parameter.
-      array: the root mean square of arrays of unequal constants beside it.
-      unit: the root of 1 / n for each division by the root of a sum of n squares.
-      offset: what is added to the parameter before it is used, e.g. 1 in x (1 + w).
-        Then the value is linear in their sum.
     """
 
     param: int
-    factor: float
     node: Node
-    unit: float = 1.0
-    array: float = 1.0
-    offset: float = 0.0
 
     @property
     def is_kernel(self) -> bool:
@@ -96,7 +87,7 @@ class Factors:
             return node.operands[0], factor * share
         return node, factor
 
-    def ends(self, node: Node, factor: float = 1.0) -> list[End]:
+    def ends(self, node: Node) -> list[End]:
         """The parameters in which a value is linear, when all are scaled together.
 
         Raises:
@@ -105,26 +96,26 @@ class Factors:
         """
         if node.id not in self._known:  # a value may be reached on many paths
             try:
-                ends = dict.fromkeys(self._ends(node))
+                ends = self._ends(node)
                 if node.weight:
-                    ends = {dataclasses.replace(e, node=node): None for e in ends}
-                self._known[node.id] = list(ends)
+                    ends = [End(e.param, node) for e in ends]
+                self._known[node.id] = [*dict.fromkeys(ends)]
             except Failure as failure:
                 self._known[node.id] = failure.node
         known = self._known[node.id]
         if isinstance(known, Node):
             raise Failure(known)
-        return [dataclasses.replace(e, factor=e.factor * factor) for e in known]
+        return known
 
     def _ends(self, node: Node) -> list[End]:
         if node.op == "param" and node.param is not None:
-            return [End(node.param, 1.0, node)]
+            return [End(node.param, node)]
         if node.op in ("mul", "div", *PRODUCTS):
             return self._product(node)
         if node.op in ("add", "sub"):
             operands = [x for x in node.operands if x.data or x.weight]
             if any(x.value != 0 for x in node.operands if x not in operands):
-                return self._offset(node)
+                return [End(param, node) for param, *_ in self.offsets(node)]
         elif node.op in PARTS or (node.op == "carry" and node.weight):
             operands = node.operands[:1]
         elif node.op == "scatter-add":
@@ -150,38 +141,39 @@ class Factors:
             raise Failure(node)
         return found
 
-    def _offset(self, node: Node) -> list[End]:
-        """The parameter, or its parts, in a sum of it and a number.
+    def offsets(self, node: Node) -> Iterator[tuple[int, float, float]]:
+        """The parameters that a value consists of, their factors, and what is added.
 
-        Numbers may multiply it.
+        The last is beside the parameter itself, e.g. 1 in x (1 + w).
+
+        Raises:
+          Failure: it is another function of parameters, or the number is not known.
         """
-        number, weight = sorted(node.operands, key=lambda x: x.weight)
-        moved = (*MOVES, *PARTS, "concatenate", "param")
-        alone = all(
-            x.op in moved
-            or (x.op in ("mul", "add") and any(y.value is not None for y in x.operands))
-            for x in reach([weight], lambda x: [y for y in x.operands if y.weight])
-        )
-        if node.op != "add" or not alone or number.value is None:
+        if node.op == "param" and node.param is not None:
+            yield node.param, 1.0, 0.0
+            return
+        number = next((x.value for x in node.operands if x.value is not None), None)
+        moved = node.op in (*MOVES, *PARTS, "concatenate")
+        if not (moved or (node.op in ("mul", "add") and number)):
             raise Failure(node)
-        value = number.value
-        return [
-            dataclasses.replace(e, offset=e.offset + value / e.factor)
-            for e in self.ends(weight)
-        ]
+        for weight in (x for x in node.operands if x.weight):
+            for param, factor, offset in self.offsets(weight):
+                if node.op == "mul":
+                    factor *= number or 1.0
+                elif node.op == "add":
+                    offset += (number or 0.0) / factor
+                yield param, factor, offset
 
-    def used(self, weight: Node, node: Node, factor: float = 1.0) -> list[End]:
+    def used(self, weight: Node, node: Node) -> list[End]:
         """The parameters that scale an operation by a function of them."""
         try:
-            found = self.ends(weight, factor)
+            params = [e.param for e in self.ends(weight)]
         except Failure:
             # E.g. rounded: not linear, but twice as large for parameters twice as large
-            degree = degree_in_parameters(weight)
-            if degree is None or degree.power != 1:
+            if degree_in_parameters(weight) != 1:
                 raise Failure(node) from None
-            factor *= degree.constant
-            found = [End(p, factor, node) for p in sorted(self._axes.depends(weight))]
-        return [dataclasses.replace(e, node=node) for e in found]
+            params = sorted(self._axes.depends(weight))
+        return [End(param, node) for param in params]
 
     @staticmethod
     def kept(mask: Node, node: Node) -> Node:
@@ -197,44 +189,33 @@ class Factors:
         elif node.op != "div":
             pairs.insert(0, pairs[0][::-1])
         for x, y in pairs:
-            if y.value is not None and node.op == "mul" and averaged(node):
-                return [
-                    dataclasses.replace(e, unit=e.unit * y.value) for e in self.ends(x)
-                ]
             if y.value is not None and node.op == "mul":
-                return self.ends(x, y.value)
+                return self.ends(x)
             if x.weight and (y.data or (node.id, y.id) in self._axes.seeds):
-                inner, unit = self.inner(y), self.unit(y)
                 ends = []
                 # It may be no multiple of parameters, e.g. their cosine, or a kernel
                 # that is divided by its norm. Then what it multiplies is.
                 with contextlib.suppress(Failure):
-                    ends = self.used(x, node, inner)
+                    ends = self.used(x, node)
                 if ends and not self._is_shared(ends):
-                    return [dataclasses.replace(e, unit=unit) for e in ends]
+                    return ends
             if not (y.data or y.weight) and node.op in ("mul", "div"):
                 if node.data:
                     self._check_known(self.trunk(y)[0], node)
-                size = root_mean_square(y)
-                return [
-                    dataclasses.replace(end, array=end.array * size)
-                    for end in self.ends(x)
-                ]
+                return self.ends(x)
         reason = node
         for apart, (x, y) in itertools.product((False, True), pairs):
-            by = 1.0 if node.op == "div" else self.trunk(y)[1]
             try:
-                found = self.ends(x, by)
+                found = self.ends(x)
                 # E.g. v of g v / |v|.
                 if apart and not self._shared and self.depends(y, found):
                     with self.apart_from(e.param for e in found):
-                        found = self.ends(x, by)
+                        found = self.ends(x)
             except Failure as failure:
                 reason = failure.node
                 continue
             if not self.depends(y, found) and not self._is_shared(found):
-                unit = self.unit(y) if node.op == "mul" and y.data else 1.0
-                return [dataclasses.replace(e, unit=e.unit * unit) for e in found]
+                return found
             reason = node
         raise Failure(reason)
 
@@ -265,25 +246,6 @@ class Factors:
 
     def _is_shared(self, ends: Iterable[End]) -> bool:
         return any(end.param in self._shared for end in ends)
-
-    def constant(self, end: Node, ends: Sequence[End]) -> float:
-        """The constant on the branch's kernel, or its gain, rather than on a bias."""
-        if not ends:
-            return self.inner(end)
-        one = next((e for e in ends if e.is_kernel), ends[0])
-        return one.factor * one.array * one.unit
-
-    def inner(self, node: Node) -> float:
-        """The constant by which the input of a kernel is multiplied."""
-        node, factor = self.trunk(node)
-        if node.id in self.sums:
-            added = reach([node], lambda x: x.operands if x.id in self.sums else ())
-            if math.isclose(factor * sum(x.id not in self.sums for x in added), 1):
-                return 1.0  # a mean of values that are added one by one
-        while node.op == "sub" and all(x.data for x in node.operands):
-            node, more = self.trunk(node.operands[0])  # the mean is subtracted
-            factor *= more
-        return factor
 
     def gained(self, node: Node) -> Node:
         """What a state, as in linear attention, gains in a step, or the node itself."""
@@ -405,61 +367,6 @@ class Factors:
             x.op == "dot_general" and x.weight and self._axes.depends(x) & params
             for x in inner
         )
-
-    def size(self, node: Node) -> float:
-        """The size of entries by constants, also before a rotation of pairs of them."""
-        node, factor = self.trunk(node)
-        if not self._is_turned(node):
-            return factor * self.inner(node) * self.unit(node)
-        sizes = {self.size(x) for x in node.operands if x.data}
-        by = math.prod(root_mean_square(x) for x in node.operands)
-        return factor * by * (sizes.pop() if len(sizes) == 1 else 1.0)
-
-    def _is_turned(self, node: Node) -> bool:
-        if node.op in ("add", "sub"):
-            return all(x.op == "mul" and self._is_turned(x) for x in node.operands)
-        by_array = node.op == "mul" and any(
-            not (x.data or x.weight) and math.prod(x.shape) > 1 for x in node.operands
-        )
-        return node.data and (by_array or node.op in ("slice", "concatenate"))
-
-    def unit(self, node: Node) -> float:
-        """The size of a value's entries beside one that is divided by a mean.
-
-        It is 1 / n if the sum of n entries divides it, as in a softmax, and the root
-        of that if the root of a sum of n squares does. A Fourier transform sums n
-        entries of random signs, and its inverse divides by n.
-        """
-        node, _ = self.trunk(node)
-        if node.op == "fft":
-            size = math.prod(node.params["fft_lengths"])
-            return float(size ** (-0.5 if "I" in str(node.params["fft_type"]) else 0.5))
-        factor = 1.0
-        while node.op == "mul" and (gain := self.with_weight(node)) is not None:
-            factor *= self.trunk(gain)[1]
-            node, more = self.trunk(next(x for x in node.operands if x.data))
-            factor *= more
-        is_product = node.op == "dot_general" and not any(
-            node.params["dimension_numbers"][0]
-        )
-        known = any(not (x.data or node.weight) for x in node.operands)
-        if known or not (is_product or node.op in ("mul", "div")):
-            return 1.0
-        for by in node.operands:
-            total, rooted = self.normalizer(by)
-            if total is None:
-                continue
-            shape = total.operands[0].shape
-            size = math.prod(shape[a] for a in total.params["axes"])
-            if self.trunk(total.operands[0])[0] is self.trunk(node.operands[0])[0]:
-                return factor / float(size)  # entries of a softmax sum to one
-            if rooted:
-                return factor / math.sqrt(size)
-        if node.op != "div":  # e.g. by gates that sum to one, times their number
-            shares = [(self.unit(x), self.trunk(x)[1]) for x in node.operands]
-            factor *= math.prod(unit * more for unit, more in shares if unit != 1)
-            return factor
-        return 1.0
 
     def normalizer(self, by: Node, *, means: bool = False) -> tuple[Node | None, bool]:
         """The sum that a divisor is computed from, and whether as its root.

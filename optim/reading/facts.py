@@ -16,7 +16,7 @@ from collections.abc import (
 from ..scales.declare import Declarations
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches
-from .factors import End, Failure
+from .factors import End
 from .heads import find_heads
 from .links import indices
 from .models import Reading
@@ -382,16 +382,3 @@ class Facts:
             for axes in self.axes.labels.get(x.id, ())
             for param, _ in axes
         }
-
-    def constant(self, node: Node) -> float:
-        """The constant between a value and the parameters that it is linear in."""
-        try:
-            ends = self.factors.ends(node)
-        except Failure:
-            term = self.factors.gained(node)
-            if term is node or not term.loop:
-                return self.factors.size(node)
-            if self.reading.program.leads(node, term):  # it depends on the state
-                return self.factors.size(term)
-            return self.constant(term)
-        return self.factors.constant(node, ends)

@@ -626,9 +626,9 @@ class Numbers:
         if number is None or all(x.value is None for x in node.operands):
             return None
         with contextlib.suppress(Failure):
-            for end in self._large.factors.ends(node):
-                path = self._large.path(end)
-                self.offsets.setdefault(path, set()).add(end.offset)
+            for param, _, offset in self._large.factors.offsets(node):
+                path = self._large.reading.path_of[param]
+                self.offsets.setdefault(path, set()).add(offset)
             return number
         return None
 

@@ -317,7 +317,7 @@ class _Finder:
             self._count(found, len(cuts) + 1, lambda: self._in_a_row(node, axis))
 
     def _holds_layers(self, node: Node, axis: int) -> bool:
-        """Whether a loop over layers takes all of a stack but single ones, as branches."""
+        """Whether a loop over layers takes a stack but for single ones in branches."""
         parts = [x for x in self._axes.uses(node) if starts_of(x) and axis == 0]
         stacks = [x for x in parts if x.shape[axis] > 1]
 

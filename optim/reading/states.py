@@ -22,10 +22,11 @@ def settle_states(pair: Pair) -> None:
     for kind in pair.kinds(_states).values():
         for (now, at, params), (then, *_) in kind.twins:
             growth = _terms(now) / _terms(then)
-            term = pair.large.factors.gained(now.operands[at])
-            other = pair.small.factors.gained(then.operands[at])
-            ratio = pair.large.constant(term) / pair.small.constant(other)
-            is_kernel = pair.large.axes.is_step(term) or alike(ratio, 1 / growth)
+            (term, of), (_, other) = (
+                m.factors.trunk(m.factors.gained(x.operands[at]))
+                for m, x in ((pair.large, now), (pair.small, then))
+            )
+            is_kernel = pair.large.axes.is_step(term) or alike(of / other, 1 / growth)
             for param in () if is_kernel or growth == 1 else params:
                 path = pair.large.reading.path_of[param]
                 for model, name in ((pair.large, path), (pair.small, pair.twin[path])):

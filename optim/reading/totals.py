@@ -124,14 +124,13 @@ class Totals:
         try:
             ends = tuple(self._branches.factors.ends(end))
             if end.weight:  # a bias
-                ends = tuple(dataclasses.replace(e, node=term.add) for e in ends)
+                ends = tuple(End(e.param, term.add) for e in ends)
         except Failure as reason:
             failure = reason.node
         inside = self._branches.only_for(end)
         inside |= {term.add.id} if end.weight else set()
-        constant = self._branches.factors.constant(
-            end, ends
-        ) * self._branches.factors.outer(root)
+        _, constant = self._branches.factors.trunk(end)
+        constant *= self._branches.factors.outer(root)
         layers = self._branches.layers(inside)
         return Branch(
             term.add, end, end, inside, term.runs, ends, failure, constant, layers
