@@ -105,9 +105,6 @@ class Branches:
         self._add_first()
         self._add_repeated()
         self._share_ends()
-        streams = {b.add.id for b in (*self.all, *self.around)}
-        adds = (x for x in program.nodes if x.op == "add" and x.shape)
-        self.factors.sums = {x.id for x in adds if x.data and x.id not in streams}
         self._leave_out_crossing()
         self._add_of_losses()
         self._prefer_own_ends()

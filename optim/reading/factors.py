@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -11,8 +10,7 @@ import numpy as np
 
 from .axes import Axes
 from .degrees import degree_in_parameters
-from .links import SUM
-from .program import MOVES, PRODUCTS, Node, Program, averaged, is_scaled, origin, reach
+from .program import MOVES, PRODUCTS, Node, Program, averaged, origin, reach
 
 # Linear in their data operands, besides `MOVES`.
 LINEAR = frozenset(
@@ -52,17 +50,12 @@ class Failure(Exception):
 
 
 class Factors:
-    """The parameters that values are linear in, and the constants that multiply them.
-
-    Attributes:
-      sums: ids of additions that are no residual ones, once these are known.
-    """
+    """The parameters that values are linear in, and constants that multiply them."""
 
     def __init__(self, program: Program, axes: Axes):
         self._program, self._axes = program, axes
         self._known: dict[int, list[End] | Node] = {}
         self._shared: frozenset[int] = frozenset()
-        self.sums: frozenset[int] | set[int] = frozenset()
 
     def trunk(self, node: Node) -> tuple[Node, float]:
         """The value without casts, reshapes and constant factors, and the factor."""
@@ -247,69 +240,6 @@ class Factors:
     def _is_shared(self, ends: Iterable[End]) -> bool:
         return any(end.param in self._shared for end in ends)
 
-    def gained(self, node: Node) -> Node:
-        """What a state, as in linear attention, gains in a step, or the node itself."""
-        seen: set[int] = set()
-        while (inner := self.trunk(node)[0]).id not in seen:
-            seen.add(inner.id)
-            data = [x for x in inner.operands if x.data]
-            terms = [x for x in data if self._state(x, inner) is None]
-            if inner.op == "carry" and inner.data:
-                node = inner.operands[1]
-            elif inner.op in ("add", "sub") and len(terms) == 1:
-                node = terms[0]
-            elif inner.op == "mul" and any(map(self._is_memory, inner.operands)):
-                node = next(filter(self._is_memory, inner.operands))  # before gates
-            else:
-                break
-        return node
-
-    def _is_memory(self, node: Node) -> bool:
-        """Whether a value is the state of a loop over data."""
-        node, _ = self.trunk(node)
-        return node.op == "carry" and self._program.is_over_data(node.loop)
-
-    def _state(self, node: Node, user: Node) -> Node | None:
-        """The earlier state that a value is, which may be multiplied by gates.
-
-        Not what a loop takes from before it.
-        """
-        node, _ = self.trunk(node)
-        spread = [x for x in node.operands if x.op == "broadcast_in_dim" and x.data]
-        is_outer = node.op == "mul" and len(spread) == 2  # of a key and what is new
-        if is_outer or self._axes.is_step(node) or node.loop != user.loop:
-            return None
-        if node.op in ("mul", *PRODUCTS):
-            states = (self._state(x, node) for x in node.operands)
-            return next(filter(None, states), None)
-        return node if node.op in ("carry", "add", "sub") else None
-
-    def _layers_before(self, node: Node) -> tuple[dict[Node, None], float]:
-        """The products that a value is a sum of, and the constant on the sum."""
-        known = self._axes.products
-
-        @functools.cache  # a value may be reached on many paths
-        def before(node: Node) -> tuple[dict[Node, None], float]:
-            node, factor = self.trunk(node)
-            while node.id not in known and self.with_weight(node) is not None:
-                node, more = self.trunk(next(x for x in node.operands if x.data))
-                factor *= more
-            if node.op in (*PRODUCTS, "gather") or node.id in known:
-                return {node: None}, factor
-            products = self._axes.kernel_sums.get(node.id)
-            if products is not None:
-                factor *= self.trunk(node.operands[0])[1]
-                return dict.fromkeys(products), factor
-            found: dict[Node, None] = {}
-            for x in node.operands if node.op == "add" else ():
-                layers, more = before(x)
-                if x.value != 0 and not (layers and more == 1):
-                    return {}, factor
-                found |= layers
-            return found, factor
-
-        return before(node)
-
     @staticmethod
     def with_weight(node: Node) -> Node | None:
         """The gain or the bias of a value that has one; None for other operations."""
@@ -323,38 +253,6 @@ class Factors:
         if inner.op == "mul" and self.with_weight(inner):
             inner, _ = self.trunk(next(x for x in inner.operands if x.data))
         return inner
-
-    def outer(self, node: Node) -> float:
-        """The constant by which a result is multiplied next, also after its bias."""
-        factor, start = 1.0, node
-        while len(users := self._axes.uses(node)) == 1:
-            user = users[0]
-            if user.id in self._axes.products:
-                break
-            other = user.operands[user.operands[0] is node and len(user.operands) > 1]
-            if user.op == "mul" and other.value:
-                factor *= other.value
-            elif user.op == "add" and other.data:
-                # Also that of another layer which is added.
-                alone = len(self._axes.uses(other)) == 1
-                if not alone or not self._layers_before(other)[0]:
-                    break
-            elif self.with_weight(user) is None and not (
-                user.op in MOVES
-                or user.op in ("scan_out", "last", SUM)
-                or (user.op == "add" and other.value == 0)
-                or (user.op == "div" and other.weight and node is user.operands[0])
-                or start in self._axes.kernel_sums.get(user.id, ())
-            ):
-                break
-            node = user
-        if len(users) > 1:  # it is repeated, too, before the constant
-            each = [self._axes.uses(x) if x.op in MOVES else [x] for x in users]
-            found = {
-                x.operands[1].value if is_scaled(x) else 1 for y in each for x in y
-            }
-            factor *= (found.pop() or 1) if len(found) == 1 else 1
-        return factor
 
     def is_singular_value(self, by: Node, kernel: Node) -> bool:
         """Whether a number is a product of a kernel with a vector on either side."""

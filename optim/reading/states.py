@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from .facts import Facts
 from .kinds import alike
 from .pair import Pair
-from .program import Node, Spot
+from .program import PRODUCTS, Node, Spot
 
 _State = tuple[Node, int, set[int]]  # a product with it, its place, its parameters
 
@@ -23,7 +23,7 @@ def settle_states(pair: Pair) -> None:
         for (now, at, params), (then, *_) in kind.twins:
             growth = _terms(now) / _terms(then)
             (term, of), (_, other) = (
-                m.factors.trunk(m.factors.gained(x.operands[at]))
+                _gained(m, x.operands[at])
                 for m, x in ((pair.large, now), (pair.small, then))
             )
             is_kernel = pair.large.axes.is_step(term) or alike(of / other, 1 / growth)
@@ -48,3 +48,45 @@ def _terms(node: Node) -> int:
     """How many terms a product sums up."""
     axes = node.params["dimension_numbers"][0][0]
     return math.prod(node.operands[0].shape[a] for a in axes)
+
+
+def _gained(model: Facts, node: Node) -> tuple[Node, float]:
+    """What a state, as in linear attention, gains in a step, and the constant on it.
+
+    A value that is no state is what it gains itself.
+    """
+    trunk, program = model.factors.trunk, model.reading.program
+
+    def is_memory(node: Node) -> bool:
+        node, _ = trunk(node)
+        return node.op == "carry" and program.is_over_data(node.loop)
+
+    seen: set[int] = set()
+    while (inner := trunk(node)[0]).id not in seen:
+        seen.add(inner.id)
+        data = [x for x in inner.operands if x.data]
+        terms = [x for x in data if not _is_state(model, x, inner)]
+        if inner.op == "carry" and inner.data:
+            node = inner.operands[1]
+        elif inner.op in ("add", "sub") and len(terms) == 1:
+            node = terms[0]
+        elif inner.op == "mul" and any(map(is_memory, inner.operands)):
+            node = next(filter(is_memory, inner.operands))  # before gates
+        else:
+            break
+    return trunk(node)
+
+
+def _is_state(model: Facts, node: Node, user: Node) -> bool:
+    """Whether a value is an earlier state, which may be multiplied by gates.
+
+    Not what a loop takes from before it.
+    """
+    node, _ = model.factors.trunk(node)
+    spread = [x for x in node.operands if x.op == "broadcast_in_dim" and x.data]
+    is_outer = node.op == "mul" and len(spread) == 2  # of a key and what is new
+    if is_outer or model.axes.is_step(node) or node.loop != user.loop:
+        return False
+    if node.op in ("mul", *PRODUCTS):
+        return any(_is_state(model, x, node) for x in node.operands)
+    return node.op in ("carry", "add", "sub")

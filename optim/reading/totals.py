@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from .axes import Axes
 from .branches import Branch, Branches
 from .factors import End, Failure
-from .program import MOVES, Node, Program, reach
+from .links import SUM
+from .program import MOVES, Node, Program, is_scaled, reach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +131,23 @@ class Totals:
         inside = self._branches.only_for(end)
         inside |= {term.add.id} if end.weight else set()
         _, constant = self._branches.factors.trunk(end)
-        constant *= self._branches.factors.outer(root)
+        constant *= self._outer(root)
         layers = self._branches.layers(inside)
         return Branch(
             term.add, end, end, inside, term.runs, ends, failure, constant, layers
         )
+
+    def _outer(self, node: Node) -> float:
+        """The constant by which a sum is multiplied next, also after a gain or bias."""
+        factor, linear = 1.0, (*MOVES, "last", "scan_out", SUM)
+        while len(users := self._axes.uses(node)) == 1:
+            (user,) = users
+            if is_scaled(user):
+                factor *= user.operands[1].value or 1.0
+            elif user.op not in linear and not (
+                self._branches.factors.with_weight(user)
+                or (user.op == "add" and any(x.value == 0 for x in user.operands))
+            ):
+                break
+            node = user
+        return factor
