@@ -39,7 +39,6 @@ class Branch:
       failure: why it ends in none; None if it does.
       constant: the known number that multiplies the branch.
       layers: number of kernels on the longest path through the branch.
-      terms: number of values that are added up in its result, as in x + (a + b).
       skip: the known number that multiplies the stream.
     """
 
@@ -52,7 +51,6 @@ class Branch:
     failure: Node | None
     constant: float
     layers: int
-    terms: int = 1
     skip: float = 1.0
 
     @property
@@ -771,7 +769,6 @@ class Branches:
             failure,
             constant,
             self.layers(inside),
-            1,
             skip,
         )
 
@@ -807,18 +804,6 @@ class Branches:
                 logs += [math.log(abs(factor * b.skip))] * b.runs
         number = sum(b.runs for b in chosen)  # with the first, which starts a stream
         return math.exp(sum(logs) / max(len(logs), 1) * number)
-
-    def terms(self, node: Node) -> list[Node]:
-        """The values in a sum, before gains and biases."""
-
-        def added(node: Node) -> list[Node]:
-            known = node.op in ("add", "mul")
-            data = [self.factors.trunk(x)[0] for x in node.operands if known and x.data]
-            is_sum = node.op == "add" and node.id not in self._trunks
-            return data if is_sum or len(data) == 1 else []
-
-        every = reach([self.factors.trunk(node)[0]], added)
-        return [x for x in every if not added(x)]
 
     def _ends_of_layers(self, add: Node, start: Node, end: Node) -> list[End]:
         """The parameters that end a branch, apart from a norm of the stream itself."""

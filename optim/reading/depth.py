@@ -88,8 +88,8 @@ class Depth:
         grown = {key for key, kind in groups.items() if kind.growth != 1}
         if not grown:
             return self._large.outermost(self._large.branches.all)
-        # A branch that stands once in both, e.g. in the stem, is no depth; nor is one
-        # around others whose number does not grow, as the skips of a U-Net.
+        # A branch that stands once in both, e.g. in the stem, is no depth, unless it is
+        # between deep ones; nor is one around others, as the skips of a U-Net.
         names = frozenset().union(*(of for of, _ in grown))
         deep = [b for key in grown for b in groups[key].now]
         outer = self._large.outermost(deep)
@@ -105,12 +105,27 @@ class Depth:
             own = {*map(self._large.opened, ends)}
             return bool(names & (own or (frozenset() if holds else paths)))
 
+        ends = [(x[0], x[-1]) for x in (groups[key].now for key in grown) if x]
+
+        def is_between(b: Branch) -> bool:
+            """Whether it stands between layers of a kind, e.g. in the first of them."""
+            trunks = {x.id for x in reach([b.trunk], lambda x: x.operands)}
+            return any(
+                first.add.id in trunks
+                and any(x is b.add for x in reach([last.trunk], lambda x: x.operands))
+                for first, last in ends
+            )
+
         kept = [
             kind
             for key, kind in groups.items()
             if key in grown
             or (
-                (is_like(key, kind) or self._small.repeats(kind.then))
+                (
+                    is_like(key, kind)
+                    or self._small.repeats(kind.then)
+                    or any(map(is_between, kind.now))
+                )
                 and not any(map(is_around, kind.now))
             )
         ]

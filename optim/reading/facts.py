@@ -1,7 +1,6 @@
 """A model's program, and what was read from it."""
 
 import bisect
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import (
@@ -65,16 +64,9 @@ class Facts:
         self.sums = Sums(program, self.axes, self.branches)
         # Logits that each layer adds to those of the layer before are no stream.
         self.branches.all = [
-            dataclasses.replace(b, terms=self._terms(b))
-            for b in self.branches.all
-            if b.add.id not in self.sums.totals
+            b for b in self.branches.all if b.add.id not in self.sums.totals
         ]
         self.heads = find_heads(reading, self.axes)
-
-    def _terms(self, branch: Branch) -> int:
-        """Of how many layers a branch is a sum; kernels in a list are one."""
-        terms = self.branches.terms(branch.end)
-        return len({frozenset(map(self.opened, self.sources(x))) for x in terms})
 
     def events(self, path: str) -> list[Event]:
         return self.axes.events[self.reading.path_of.index(path)]

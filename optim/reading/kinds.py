@@ -80,10 +80,18 @@ class Kind(Generic[T]):
 
 
 def _number(branches: list[Branch]) -> int:
-    """How many values branches add to a stream."""
+    """How many values branches add to a stream; those beside each other are one."""
+    adds = {b.add.id: b for b in branches}
+
+    def is_beside(b: Branch) -> bool:
+        """Whether it reads what the branch added before it reads."""
+        before = (adds[x.id] for x in b.add.operands if x.id in adds)
+        return any(x.trunk is b.trunk and x.add.spot != b.add.spot for x in before)
+
+    alone = {b.add.spot for b in branches if not is_beside(b)}
     number: Counter[tuple[int, Hashable]] = Counter()
     for b in branches:
-        number[b.end.id, b.add.spot] += b.runs * b.terms
+        number[b.end.id, b.add.spot] += b.runs * (b.add.spot in alone)
     most: Counter[int] = Counter()
     for (end, _), times in number.items():
         most[end] = max(most[end], times)

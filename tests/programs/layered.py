@@ -671,7 +671,7 @@ def two_way_decoder_of_tokens_and_an_image(n, L):
     return p, (floats(2, 5, 5), floats(2, 4, 3)), call
 
 
-# Depth is the number of values that are added, in one step or in two.
+# Branches beside each other are one in depth, in whatever order they are added.
 for name, add in {
     "one_by_one": lambda x, y, z: x + y + z,
     "together": lambda x, y, z: x + (y + z),
@@ -681,7 +681,7 @@ for name, add in {
         def call(p, x):
             x = p["in"][x]
             for i, w in enumerate(p["b"]):
-                if i % 3 == 1:
+                if i % 2:
                     x = add(x, attend(w, norm(x)), mlp(w, norm(x)))
                 else:
                     x = x + attend(w, norm(x))
@@ -692,6 +692,39 @@ for name, add in {
 
     make.__name__ = f"some_layers_whose_two_branches_are_added_{name}"
     program(BLOCK, deep=True)(make)
+
+
+@program(
+    {
+        **BLOCK,
+        r"b/0/first|b/\d/up": "Hb",
+        r"b/0/second|b/\d/down": "He",
+        r"b/\d/r": "Ob",
+    },
+    deep=True,
+)
+def one_dense_layer_before_those_of_experts_and_a_shared_one(n, L):
+    p, kernels = model(n, L), dict(up=(4, n, n), down=(4, n, n))
+    for i, w in enumerate(p["b"]):
+        w |= zeros(r=(n, 4), **kernels) if i else zeros(first=(n, n), second=(n, n))
+
+    def experts(w, x):
+        y = jax.nn.relu(jnp.einsum("btd,edf->btef", x, w["up"]))
+        return jnp.einsum("btef,efd,bte->btd", y, w["down"], jax.nn.softmax(x @ w["r"]))
+
+    def call(p, x):
+        x = p["in"][x]
+        for i, w in enumerate(p["b"]):
+            x = x + attend(w, norm(x))
+            y = norm(x)
+            if i:
+                x = x + (mlp(w, y) + experts(w, y))
+            else:
+                x = x + jax.nn.relu(y @ w["first"]) @ w["second"]
+        return norm(x) @ p["out"]
+
+    del p["b"][0]["u"], p["b"][0]["d"]
+    return p, T, call
 
 
 # As in data2vec: what a norm makes of a branch does not change with its multiplier.
