@@ -152,8 +152,22 @@ class Numbers:
                 for among, summed in (({0, 1}, True), ({k}, False))
             )
             params = {p for p, _ in into} & {p for p, _ in out}
-            found += [(p, bool(into & out)) for p in params]
+            made = (p for p in params if self._is_made(node.operands[k], p))
+            found += [(p, bool(into & out)) for p in made]
         return found
+
+    def _is_made(self, node: Node, param: int) -> bool:
+        """Whether two axes are of one result of a parameter, not of two results."""
+
+        def holds(x: Node) -> bool:
+            entries = self._large.axes.entries(x)
+            sizes = zip(x.shape, self._shapes.of[x.id], entries, strict=False)
+            grow = (of for now, then, of in sizes if now != then)
+            return sum(any(p == param for p, _ in of) for of in grow) > 1
+
+        every = reach([node], lambda x: filter(holds, earlier(x)))
+        first = (x for x in every if not any(map(holds, earlier(x))))
+        return any(x.op not in ("mul", *PRODUCTS) for x in first)
 
     def _check_generated(self) -> None:
         """Raise a `ValueError` for a kernel that a parameter makes, if a norm follows.
@@ -545,7 +559,7 @@ class Numbers:
         if node.weight:  # a small number avoids a division by zero
             pairs = zip(operands, each, strict=True)
             each = [None if abs(x.value or 1) < 0.1 else of for x, of in pairs]
-        if node.op in ("add", "sub", "join", "sum"):
+        if node.op in ("add", "concatenate", "sub", "join", "sum"):
             each = self._beside_identities(node, self._beside_masks(node, each))
         differ = [*self._differences(each)]
         same = all(x.is_known and abs(x.known) < 0.01 for x in differ)

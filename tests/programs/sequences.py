@@ -238,6 +238,36 @@ def s5_with_a_fixed_state(n):
     return p, S, call
 
 
+# The first state of the products of I - b k k' is an identity.
+@program({**ENDS, "[qkv]": "H", "b": "O"})
+def delta_product_by_an_associative_scan(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(n, 2 * n), v=(n, n))
+    p |= zeros(b=(n, 2))
+
+    def combine(one, other):
+        return other[0] @ one[0], one[1] @ other[0].mT + other[1]
+
+    def unit(x):
+        return x / (jnp.linalg.norm(x, axis=-1, keepdims=True) + 1e-6)
+
+    def call(p, x):
+        x = jnp.tanh(x @ p["in"])
+        k = unit((x @ p["k"]).reshape(2, 6, 2, n))
+        rate = jax.nn.sigmoid(x @ p["b"])[..., None, None]
+        each = jnp.eye(n) - rate * k[..., None] * k[..., None, :]
+        turns = each[:, :, 1] @ each[:, :, 0]
+        writes = (x @ p["v"])[..., None] * k[:, :, 1, None]
+        start = jnp.broadcast_to(jnp.eye(n), (2, 1, n, n)), jnp.zeros((2, 1, n, n))
+        turns, writes = jax.tree.map(
+            lambda *x: jnp.concatenate(x, 1), start, (turns, writes)
+        )
+        _, states = lax.associative_scan(combine, (turns, writes), axis=1)
+        y = jnp.einsum("btij,btj->bti", states[:, 1:], unit(x @ p["q"]))
+        return norm(x + y) @ p["out"]
+
+    return p, S, call
+
+
 @program({**ENDS, "log_dt|D": "V", "A/.|C": "I|V"})
 def s4d_by_a_kernel_and_fft(n):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, log_dt=(n,), A={"r": (n, 4), "i": (n, 4)}, C=(n, 4, 2), D=(n,))  # fmt: skip
