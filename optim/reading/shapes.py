@@ -103,10 +103,16 @@ class Shapes:
         """The shape that a value has in the base; nan for what counts layers."""
         twin = self._twin.get(node.id)
         if twin is None:  # e.g. of layers that the base has none of
-            like = self._places.get((node.op, node.spot), set())
-            if len(like) == 1 and len(next(iter(like))) == len(node.shape):
-                return next(iter(like))
-            return self._computed_shape(node)
+            places = self._places.get((node.op, node.spot), set())
+            if {*map(len, places)} != {len(node.shape)}:
+                return self._computed_shape(node)
+            sizes = (set(x) for x in zip(*places, strict=True))
+            like = [x.pop() if len(x) == 1 else math.nan for x in sizes]
+            if len(places) == 1:
+                return tuple(like)
+            computed = self._computed_shape(node)
+            pairs = zip(computed, like, strict=True)
+            return tuple(y if math.isnan(x) else x for x, y in pairs)
         if len(twin.shape) != len(node.shape):
             return ()
         if node.param is not None:

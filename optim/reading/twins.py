@@ -28,7 +28,7 @@ def twins(pair: Pair) -> dict[int, Node]:
             like = [x for x in like if x.shape == node.shape]
         # What comes of values without a counterpart has none, if there are stages.
         known = all(x.id in found for x in earlier(node) if x.op != "literal")
-        if like and (known or len({x.shape for x in kind.then}) == 1):
+        if like and known:
             found[node.id] = max(like, key=lambda x: _same(before, x))
     return found
 

@@ -156,6 +156,29 @@ def t5_encoder_with_shared_relative_bias(n, L):
     return p, T, call
 
 
+# In the base, only the last stage has layers that read the stream without a shift.
+@program({**ENDS, "merge": "H", r"s/\d/\d/[qkv]": "Hb", r"s/\d/\d/o": "He"}, deep=True)
+def windows_that_the_last_stage_does_not_shift(n, L):
+    p = zeros(**{"in": (5, n), "out": (2 * n, 3)}, merge=(2 * n, 2 * n))
+    p["s"] = [layers(L, **dict.fromkeys("qkvo", (d, d))) for d in (n, 2 * n)]
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i, stage in enumerate(p["s"]):
+            x = x.reshape(2, 4, -1) @ p["merge"] if i else x
+            for k, w in enumerate(stage):
+                shift = 2 if k % 2 and not i else 0
+                y = jnp.roll(x, shift, 1) if shift else x
+                y = y.reshape(-1, 4, y.shape[-1])
+                q, k, v = (heads(y @ w[name], 4) for name in "qkv")
+                a = flat(attention(q, k, v, 0.5)) @ w["o"]
+                a = a.reshape(x.shape)
+                x = x + (jnp.roll(a, -shift, 1) if shift else a)
+        return norm(x) @ p["out"]
+
+    return p, (floats(2, 8, 5),), call
+
+
 @program({"in": "I", "out": "O", "rel": "Vb", r"s/\d+/\d/(qkv|up)": "Hb", r"s/\d+/\d/(o|down)": "Hb", r"merge/\d": "H"})  # fmt: skip
 def swin_with_shifted_windows(n):
     p = zeros(**{"in": (3, n), "out": (4 * n, 3)}, rel=(9, n // 4))
