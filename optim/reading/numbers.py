@@ -373,7 +373,8 @@ class Numbers:
 
     def _of_constant(self, node: Node) -> Log | None:
         """The number of what depends on no inputs; an identity has no copies."""
-        if node.array is not None and np.abs(node.array).max() < _SMALL:
+        sizes = np.abs(1.0 if node.array is None else node.array)
+        if np.all((sizes < _SMALL) | (sizes >= _LARGE)):  # e.g. of a mask
             return None
         if node.value is not None and abs(node.value) < _SMALL:
             return None

@@ -38,6 +38,7 @@ def logits_that_are_scaled_after_their_mask(n):
     """With rotary positions by complex numbers, as in EasyLM."""
     p = zeros(**{"in": (5, n), "out": (n, 3)}, q=(n, n), k=(n, n), v=(n, n), o=(n, n))
     frequencies = 100.0 ** (-np.arange(4) / 4)
+    future = np.triu(np.full((6, 6), -1e9), 1)
 
     def turned(x, angle):
         a, b = jnp.split(x, 2, -1)
@@ -50,8 +51,8 @@ def logits_that_are_scaled_after_their_mask(n):
         angle = jnp.repeat(angle, n // 8, -1)
         q, k = (turned(heads(y @ p[name], n), angle) for name in "qk")
         s = q @ k.mT
-        s = (s * mask[:, None] - 1e9 * (1 - mask[:, None])) * n**-0.5
-        a = jax.nn.softmax(s) @ heads(y @ p["v"], n)
+        s = s * mask[:, None] - 1e9 * (1 - mask[:, None])
+        a = jax.nn.softmax((s + future) * n**-0.5) @ heads(y @ p["v"], n)
         return norm(x + flat(a) @ p["o"]) @ p["out"]
 
     return p, (floats(2, 6, 5), floats(2, 6, 6), floats(2, 6)), call
