@@ -46,7 +46,9 @@ INEXACT = {
     "demodulated_convolution": _NORM,
     "fft_of_units": _PLACE,
     "fourier_mixing_after_the_gain_of_a_norm": _PLACE,
+    "diffusion_mlp_with_time_embedding": _PLACE,
     "distances_projected_by_the_keys_of_each_layer": _PLACE,
+    "kernel_after_a_fixed_matrix": "the entries of its fixed matrix are no copies",
     "kernel_as_a_product_of_triangles": _PLACE,
     "transformer_xl_attention_with_heads_that_get_larger": _PLACE,
     "more_experts_with_gates_by_one_hot": "the number of experts grows, too",
@@ -77,6 +79,7 @@ INEXACT_IN_DEPTH = {
     "linear_attention_whose_values_are_divided_by_the_depth": _MULTIPLIED,
     "linen_compact_transformer": _TURNS,
     "logits_that_a_scan_over_layers_adds_up": _LAYERS,
+    "mean_velocity_by_its_derivative": _NUMBER,
     "modulations_of_all_layers_by_one_kernel": _BESIDE,
     "outputs_of_all_layers_beside_the_stream_in_a_list": _LAYERS,
     "scan_of_layers_with_kv_cache_as_carry_and_outputs": _LAYERS,
@@ -85,6 +88,7 @@ INEXACT_IN_DEPTH = {
     "targets_of_the_last_branches_of_a_teacher": _LAYERS,
     "top_down_layers_whose_latents_are_in_the_loss": "a loss adds up over layers",
     "what_each_branch_adds_in_a_scan_is_returned_by_layers": _LAYERS,
+    "windows_that_the_last_stage_does_not_shift": _TURNS,
 }
 
 
