@@ -17,7 +17,6 @@ def twins(pair: Pair) -> dict[int, Node]:
     """
     small, large, kinds = pair.small, pair.large, _kinds(pair)
     found = {large.param(p).id: small.param(one) for p, one in pair.twin.items()}
-    streams = _streams(large, pair.sides[1].adds)
     for node in large.reading.program.nodes:
         i, kind = kinds.get(node.id, (0, Kind([], [])))
         if len(kind.then) == len(kind.now):
@@ -27,11 +26,9 @@ def twins(pair: Pair) -> dict[int, Node]:
         like = [x for x in kind.then if _may_be(before, x)]
         if len({x.shape for x in like}) > 1:
             like = [x for x in like if x.shape == node.shape]
-        # What comes of values without a counterpart has none, but for streams of which
-        # there are no stages.
+        # What comes of values without a counterpart has none, if there are stages.
         known = all(x.id in found for x in earlier(node) if x.op != "literal")
-        alone = node.id in streams and len({x.shape for x in kind.then}) == 1
-        if like and (known or alone):
+        if like and (known or len({x.shape for x in kind.then}) == 1):
             found[node.id] = max(like, key=lambda x: _same(before, x))
     return found
 
@@ -55,19 +52,14 @@ def _same(before: Sequence[Node | None], node: Node) -> int:
     return sum(x.id + 1 for x, y in pairs if x is y)
 
 
-def _streams(model: Facts, adds: Set[int]) -> Set[int]:
-    """The additions to streams, and sums of kernels side by side."""
-    branches = *model.branches.all, *model.branches.around
-    return {b.add.id for b in branches} | adds
-
-
 def _computed(model: Facts, adds: Set[int]) -> Iterator[tuple[int, Node]]:
     """The values of a program, each with a number for how it is computed from streams.
 
     Or from sums of kernels side by side (`adds`), or from parameters, of which those of
     one name in all blocks count as one.
     """
-    streams = _streams(model, adds)
+    branches = *model.branches.all, *model.branches.around
+    streams = {b.add.id for b in branches} | adds
     found: dict[int, int] = {}
     for node in model.reading.program.nodes:
         how: list[Hashable] = [node.op, len(node.shape), node.params.get("y")]
