@@ -5,8 +5,6 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
-from ..scales.paths import open_numbers
-
 NUMBER = re.compile(r"\d+")
 
 # {list ("blocks/"): {block ("3"): {parameter ("/kernel"): leaf}}}
@@ -48,12 +46,24 @@ class Pairing:
             {name: small[path] for name, path in self._original.items()}
         )
         self._first = first
+        self._stages = {x for x in self._lists if self._holds_stages(x)}
         self._maps: dict[tuple[str, str], dict[str, str]] = {}
         self._counting: set[str] = set()
 
     def opened(self, path: str) -> str:
-        """The path with "#" for every number; equal for all blocks of a list."""
-        return open_numbers(_renamed(path, self._first))
+        """The path with "#" for the numbers of blocks, but not for those of stages."""
+        path = _renamed(path, self._first)
+        return NUMBER.sub(
+            lambda x: x.group() if path[: x.start()] in self._stages else "#", path
+        )
+
+    def _holds_stages(self, head: str) -> bool:
+        """Whether it is a list of as many stages in both, whose depths differ."""
+        within = re.compile(re.escape(head) + r"\d+\D+")
+        inner = [x for x in self._lists if within.fullmatch(x)]
+        return self._lists[head].keys() == self._base.get(head, {}).keys() and any(
+            self._lists[x].keys() != self._base.get(x, {}).keys() for x in inner
+        )
 
     def twin(self, path: str) -> str | None:
         """The counterpart of a parameter in the base, or None if there is none.

@@ -110,10 +110,12 @@ def mobile_blocks_with_squeeze_and_excite(n, L):
     return p, IMAGE, call
 
 
-@program({**ENDS, r"s/\d/\d/dw": "I|Vb", r"s/\d/\d/(up|down)": "Hb", r"s/\d/\d/gamma": "Ve", "down": "H"}, deep=True)  # fmt: skip
-def convnext_of_two_stages(n, L):
+def convnext(n, depths):
     p = zeros(**{"in": (2, 2, 3, n), "out": (2 * n, 3)}, down=(2, 2, n, 2 * n))
-    p["s"] = [layers(L, dw=(3, 3, 1, d), up=(d, 4 * d), down=(4 * d, d), gamma=(d,)) for d in (n, 2 * n)]  # fmt: skip
+    p["s"] = [
+        layers(m, dw=(3, 3, 1, d), up=(d, 4 * d), down=(4 * d, d), gamma=(d,))
+        for m, d in zip(depths, (n, 2 * n), strict=True)
+    ]
 
     def call(p, x):
         x = norm(conv(x, p["in"], 2))
@@ -126,6 +128,16 @@ def convnext_of_two_stages(n, L):
         return norm(x.mean((1, 2))) @ p["out"]
 
     return p, IMAGE, call
+
+
+@program({**ENDS, r"s/\d/\d/dw": "I|Vb", r"s/\d/\d/(up|down)": "Hb", r"s/\d/\d/gamma": "Ve", "down": "H"}, deep=True)  # fmt: skip
+def convnext_of_two_stages(n, L):
+    return convnext(n, (L, L))
+
+
+@program({**ENDS, r"s/0/\d/dw": "I|V", r"s/0/\d/(up|down)": "H", r"s/0/\d/gamma": "V", r"s/1/\d/dw": "I|Vb", r"s/1/\d/(up|down)": "Hb", r"s/1/\d/gamma": "Ve", "down": "H"}, deep=True)  # fmt: skip
+def convnext_of_which_one_stage_gets_deeper(n, L):
+    return convnext(n, (2, L))
 
 
 @program({**ENDS, r"b/\d": "H", "t": "H"})
