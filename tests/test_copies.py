@@ -12,7 +12,6 @@ target, and their derivatives by the size of what ends the branches, are the sam
 unless a branch, its end or its depth is wrong.
 """
 
-import itertools
 import re
 import zlib
 
@@ -153,25 +152,26 @@ def copies(scales, params, way):
 def twins(large, small):
     """Of which parameter of the base each of the target is a copy, in lists, too."""
 
-    def named(paths):
-        """{(path without numbers, place of a number): the numbers}, by their order."""
+    def numbers(paths):
+        """{(path up to a number, what follows without numbers): the numbers}."""
         found = {}
         for path in paths:
-            for place, number in enumerate(re.findall(r"\d+", path)):
-                found.setdefault((re.sub(r"\d+", "#", path), place), set()).add(number)
-        return {key: sorted(numbers, key=int) for key, numbers in found.items()}
+            for x in re.finditer(r"\d+", path):
+                rest = re.sub(r"\d+", "#", path[x.end() :])
+                found.setdefault((path[: x.start()], rest), set()).add(x[0])
+        return {key: sorted(each, key=int) for key, each in found.items()}
 
-    after, before = named(large), named(small)
+    after, before = numbers(large), numbers(small)
 
     def twin(path):
-        name, place = re.sub(r"\d+", "#", path), itertools.count()
-
-        def number(match):
-            key = name, next(place)
-            at = after[key].index(match[0]) * len(before[key]) // len(after[key])
-            return before[key][at]
-
-        return re.sub(r"\d+", number, path)
+        built, at = "", 0
+        for x in re.finditer(r"\d+", path):
+            built, rest = built + path[at : x.start()], path[x.end() :]
+            rest = re.sub(r"\d+", "#", rest)
+            many, few = after[path[: x.start()], rest], before[built, rest]
+            built += few[many.index(x[0]) * len(few) // len(many)]
+            at = x.end()
+        return built + path[at:]
 
     return {path: twin(path) for path in large}
 
