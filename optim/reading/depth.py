@@ -88,24 +88,17 @@ class Depth:
         grown = {key for key, kind in groups.items() if kind.growth != 1}
         if not grown:
             return self._large.outermost(self._large.branches.all)
-        # A branch that stands once in both, e.g. in the stem, is no depth, unless it is
-        # between deep ones; nor is one around others, as the skips of a U-Net.
-        names = frozenset().union(*(of for of, _ in grown))
+        # What stands once in both, e.g. in the stem, is no depth, unless it is added by
+        # the code of deep branches, or between them; nor is what is around others, as
+        # the skips of a U-Net.
         deep = [b for key in grown for b in groups[key].now]
+        spots = {b.add.spot for b in deep if b.add.line}
+        ends = [(x[0], x[-1]) for x in (groups[key].now for key in grown) if x]
         outer = self._large.outermost(deep)
 
         def is_around(b: Branch) -> bool:
             left = self._large.outermost([*deep, b])
             return any(x not in left for x in outer)
-
-        def is_like(key: tuple[frozenset[str], bool], kind: Kind[Branch]) -> bool:
-            """Whether its last parameters, or else any, are those of deep branches."""
-            ends = {x for b in kind.now for x in self._large.ends(b)}
-            paths, holds = key
-            own = {*map(self._large.opened, ends)}
-            return bool(names & (own or (frozenset() if holds else paths)))
-
-        ends = [(x[0], x[-1]) for x in (groups[key].now for key in grown) if x]
 
         def is_between(b: Branch) -> bool:
             """Whether it stands between layers of a kind, e.g. in the first of them."""
@@ -121,11 +114,7 @@ class Depth:
             for key, kind in groups.items()
             if key in grown
             or (
-                (
-                    is_like(key, kind)
-                    or self._small.repeats(kind.then)
-                    or any(map(is_between, kind.now))
-                )
+                any(b.add.spot in spots or is_between(b) for b in kind.now)
                 and not any(map(is_around, kind.now))
             )
         ]

@@ -7,7 +7,6 @@ from collections.abc import (
     Callable,
     Collection,
     Hashable,
-    Iterable,
     Iterator,
     Mapping,
 )
@@ -242,10 +241,6 @@ class Facts:
     def evaluated(self, branch: Branch) -> int:
         """Which evaluation of its layer a branch is of."""
         return self.evaluation((branch.add.spot, *self.paths(branch)), branch.add)
-
-    def repeats(self, branches: Iterable[Branch]) -> bool:
-        """Whether there are several, in one evaluation."""
-        return sum(b.runs for b in branches if not self.evaluated(b)) > 1
 
     def inside(self, branches: list[Branch]) -> dict[str, tuple[int, int]]:
         """How many branches use parameters, and how many layers these hold, by name."""

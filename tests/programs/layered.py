@@ -727,6 +727,37 @@ def one_dense_layer_before_those_of_experts_and_a_shared_one(n, L):
     return p, T, call
 
 
+@program(
+    {
+        "in": "I",
+        "out": "O",
+        "(one|b)/(q|k|v|up|u)": "Hb",
+        "(one|b)/(o|d|down)": "He",
+        "b/r": "Ob",
+    },
+    deep=True,
+)
+def one_dense_layer_before_a_scan_of_experts(n, L):
+    kernels = dict.fromkeys("qkvo", (n, n))
+    p = zeros(**{"in": (5, n), "out": (n, 5)}, one=dict(u=(n, n), d=(n, n), **kernels))
+    w = layers(L - 1, r=(n, 4), up=(4, n, n), down=(4, n, n), **kernels)
+    p["b"] = jax.tree.map(lambda *x: jnp.stack(x), *w)
+
+    def experts(w, x):
+        y = jax.nn.relu(jnp.einsum("btd,edf->btef", x, w["up"]))
+        return jnp.einsum("btef,efd,bte->btd", y, w["down"], jax.nn.softmax(x @ w["r"]))
+
+    def block(x, w):
+        x = x + attend(w, norm(x))
+        return x + (experts if "r" in w else mlp)(w, norm(x)), None
+
+    def call(p, x):
+        x, _ = lax.scan(block, block(p["in"][x], p["one"])[0], p["b"])
+        return norm(x) @ p["out"]
+
+    return p, T, call
+
+
 # As in data2vec: what a norm makes of a branch does not change with its multiplier.
 @program(
     {"[st]/in": "I", r"[st]/b/\d/u": "Hb", r"[st]/b/\d/d": "He", "out": "H"}, deep=True
