@@ -789,12 +789,13 @@ class Axes:
 
     def _is_masked(self, node: Node) -> bool:
         """Whether data multiply a kernel, or add noise times one, or a gradient."""
+        if node.op == "carry":  # what it ends as is computed from it
+            return node.weight
         sides = [x for x in node.operands if self._modulated(x)]
         rest = [x for x in node.operands if x not in sides]
         if node.op in ("add", "sub") and not all(map(self.is_step, rest)):
             return False
-        known = node.op != "carry" and sides and all(map(self._is_masked, sides))
-        return node.weight or bool(known)
+        return node.weight or (bool(sides) and all(map(self._is_masked, sides)))
 
     def _kernel_of(
         self, node: Node, contracted: Sequence[int], batch: Sequence[int]

@@ -46,11 +46,13 @@ def compare(
     carry, beyond = Carry(pair, depth, found, given), depth.largest
     if pair.deeper and not (depth.ratios or depth.averaged):
         beyond = depth.plain(point)
-    if own is None:
-        point = carry.follow(point)
-    else:
-        carry.check(own)
-    _check_inner_steps(pair, found)
+    try:
+        if own is None:
+            point = carry.follow(point)
+        else:
+            carry.check(own)
+    finally:  # what an inner optimizer lacks explains other numbers
+        _check_inner_steps(pair, found)
     _warn_of_uncalled(pair, found)
     last, depths = _last_width(pair, found), depth.inside | depth.on_stream
     found = {
@@ -122,19 +124,19 @@ def _scale(pair: Pair, depth: Depth, path: str) -> ParamScale:
 
 def _check_inner_steps(pair: Pair, found: Mapping[str, ParamScale]) -> None:
     """Raise a `ValueError` if the rates of an inner optimizer are not those of SGD."""
-    wanted, line = "", ""
+    wanted, line = dict[str, str](), ""
     for kind in pair.kinds(Facts.inner_steps).values():
         for (path, node, now), (*_, then) in kind.twins:
             scale = found[path]
             ratio = scale.width_out / scale.width_in / scale.carried**2 * then / now
             if not alike(ratio, 1):
-                wanted += f"{', ' * bool(wanted)}{ratio:.4g} for {path!r}"
+                wanted[path] = f"{ratio:.4g} for {path!r}"
                 line = line or node.line
     if wanted:
         raise ValueError(
             f"steps of an inner optimizer ({line}) need the factors of SGD: multiply "
             "the gradients by (number of outputs / number of inputs) of what grows, "
-            f"over those of the base. Here that is {wanted}"
+            f"over those of the base. Here that is {', '.join(wanted.values())}"
         )
 
 

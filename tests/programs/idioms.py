@@ -187,6 +187,30 @@ def fast_weights_after_inner_steps_of_learned_rates(n, remedy=False):
     return p, (floats(4, 5), floats(4, 3), floats(4, 5)), call
 
 
+@program(
+    {**ENDS, "h": "H", "b": "V"},
+    asks=r"inner optimizer .* Here that is 4 for 'b', 4 for 'in', 0.25 for 'out'",
+)
+def steps_of_sgd_that_each_task_scans_over(n, remedy=False):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, h=(n, n), b=(n,))
+    m = n / 8 if remedy else 1.0
+    factors = {"in": m, "b": m, "h": 1.0, "out": 1 / m}
+
+    def loss(p, x, y):
+        x = jnp.tanh(x @ p["in"] + p["b"])
+        return ((jnp.tanh(x @ p["h"]) @ p["out"] - y) ** 2).mean()
+
+    def task(p, x, y):
+        def step(w, _):
+            g = jax.grad(loss)(w, x, y)
+            return {k: w[k] - 0.1 * (factors[k] * g[k]) for k in w}, None
+
+        return loss(jax.lax.scan(step, p, length=3)[0], x, y)
+
+    call = jax.vmap(task, in_axes=(None, 0, 0))
+    return p, (floats(2, 4, 5), floats(2, 4, 3)), call
+
+
 @program({"node": "I", "e0": "I", "e1": "H", "eb": "V", "self": "H", "out": "O"}, carries={"e1|eb": 0.25})  # fmt: skip
 def message_network_with_a_matrix_of_each_edge(n):
     p = zeros(
