@@ -29,6 +29,7 @@ class Ways:
       cuts: {(axis, repeats): the sets of places where values are split or joined}.
       numbers: {axis: of each way how many parts there are, and what finds where the
         last part meets what a kernel made of the first}.
+      beside: as `cuts`, where joined values are added or multiplied.
     """
 
     cuts: dict[tuple[int, int], list[frozenset[int]]] = dataclasses.field(
@@ -37,6 +38,20 @@ class Ways:
     numbers: dict[int, list[tuple[int, Callable[[], Node | None]]]] = dataclasses.field(
         default_factory=dict
     )
+    beside: dict[tuple[int, int], list[frozenset[int]]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def divided(
+        self, shape: tuple[int, ...], others: Sequence[tuple[int, ...]]
+    ) -> "Ways":
+        """With cuts beside joined values, for axes that grow by no whole number."""
+        more = {
+            (axis, k): cuts
+            for (axis, k), cuts in self.beside.items()
+            if any(shape[axis] % other[axis] for other in others)
+        }
+        return dataclasses.replace(self, cuts=more | self.cuts)
 
     def edges(self, axis: int, size: int) -> tuple[int, ...]:
         """All places where an axis is split or joined, in every repetition."""
@@ -80,6 +95,7 @@ def segmented(
                 reading.leaves[name].shape
                 for reading, name in zip((large, *others), names, strict=True)
             ]
+            each = [ways.divided(shapes[0], shapes[1:]) for ways in each]
             numbered = _numbered(path, each, shapes)
             for keep, name, cut, more in zip(
                 kept, names, _agreed(each), numbered, strict=True
@@ -251,6 +267,8 @@ def _ways(reading: Reading) -> tuple[dict[str, Ways], set[int]]:
     found = {path: Ways() for path in reading.path_of}
     for (param, axis, repeats), ways in finder.found.items():
         found[reading.path_of[param]].cuts[axis, repeats] = ways
+    for (param, axis, repeats), ways in finder.beside.items():
+        found[reading.path_of[param]].beside[axis, repeats] = ways
     for (param, axis), numbers in finder.numbers.items():
         found[reading.path_of[param]].numbers[axis] = numbers
     return found, finder.joins
@@ -298,6 +316,7 @@ class _Finder:
         self._stops = {b.add.id for b in branches}
         self._inside = frozenset().union(*(b.inside for b in branches))
         self.found: dict[_Key, list[frozenset[int]]] = {}
+        self.beside: dict[_Key, list[frozenset[int]]] = {}
         self.numbers: dict[
             tuple[int, int], list[tuple[int, Callable[[], Node | None]]]
         ] = {}
@@ -393,9 +412,9 @@ class _Finder:
             None,
         )
 
-    def _keep(self, found: Mapping[_Key, set[int]]) -> None:
+    def _keep(self, found: Mapping[_Key, set[int]], *, beside: bool = False) -> None:
         for key, cuts in found.items():
-            ways = self.found.setdefault(key, [])
+            ways = (self.beside if beside else self.found).setdefault(key, [])
             if cuts not in ways:
                 ways.append(frozenset(cuts))
 
@@ -453,8 +472,16 @@ class _Finder:
                 yield from [whole] if alone.issuperset(each) else each
 
     def sums(self) -> None:
-        """A kernel sums over an axis that was joined: cut it there."""
+        """A kernel sums over an axis that was joined: cut it there.
+
+        Or it makes what is added to a joined value, or multiplied by one.
+        """
         for node in self._program.nodes:
+            pairs = itertools.permutations(node.operands, 2)
+            for made, data in pairs if node.op in ("add", "sub", "mul", "div") else ():
+                for axis, size in enumerate(made.shape):
+                    if size > 1 and (cuts := self._joined(data, axis)):
+                        self._keep(self._back(made, axis, cuts), beside=True)
             for kernel, axis, data, a in _contracted(node):
                 cuts = self._joined(data, a)
                 summed = kernel.weight and not self._axes.is_gain(kernel, axis)

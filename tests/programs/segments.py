@@ -423,6 +423,24 @@ def condition_that_is_concatenated_to_features(n):
     return p, (floats(4, 5), floats(4, 7)), call
 
 
+# What a kernel makes meets the joined value, entry by entry.
+JOINED = [(at[:32], "V"), (at[32:], "F")]
+CROSS = [(at[:32, :32], "H"), (at[:32, 32:], "O"), (at[32:, :32], "I"), (at[32:, 32:], "F")]  # fmt: skip
+
+
+@fused(i="I", g=JOINED, b=JOINED, w=CROSS, o=[(at[:32], "O"), (at[32:], "F")])
+def crosses_of_embeddings_beside_dense_features(n):
+    p = zeros(i=(7, n), g=(n + 3,), w=(n + 3, n + 3), b=(n + 3,), o=(n + 3, 2))
+
+    def call(p, x, a):
+        h = first = norm(jnp.concatenate([p["i"][x], a], -1), p["g"])
+        for _ in range(2):
+            h = first * (h @ p["w"] + p["b"]) + h
+        return h @ p["o"]
+
+    return p, (tokens(4), floats(4, 3)), call
+
+
 @fused(kv=[(at[:, :16], "H"), (at[:, 16:], "O")], q="H", up="H", o="H", g="V", **AROUND)
 def latent_attention_with_a_rotary_key(n):
     rank, number, size = n // 2, n // 4, 4
