@@ -327,7 +327,11 @@ class Depth:
         self, inside: Mapping[str, float], counted: list[Branch], small: list[Branch]
     ) -> None:
         """Find what all layers share, and what acts on a stream itself in each."""
-        depths = [m for m in self.ratios.values() if not alike(m, 1)]
+        # Some layers of a stream may be as many in the base, e.g. in its middle.
+        kinds = self._pair.kinds(lambda m: [(m.names(b), b) for b in m.branches.all])
+        ratios = [m for m in self.ratios.values() if not alike(m, 1)]
+        growths = [kind.growth for kind in kinds.values()]
+        depths = [*ratios, *(m for m in growths if not alike(m, 1))]
         opened, large, base = self._pair.opened, self._large, self._small
         within = large.inside(counted), base.inside(small)
         outside = large.outside(counted), base.outside(small, ahead=False)
@@ -357,7 +361,8 @@ class Depth:
                 used = (e.node for e in large.events(path))
                 apart |= {x.id: path for x in used if large.is_kernel(x)}
             if own != few and any(alike(uses, m) for m in depths):
-                self.on_stream[path] = uses
+                near = min((abs(math.log(m / uses)), m) for m in ratios or [uses])
+                self.on_stream[path] = near[1]
                 self.shared[path] = uses if is_shared else 1.0
 
         self._check_no_stack(apart, {b.add.id for b in counted})

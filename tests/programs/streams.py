@@ -1250,3 +1250,25 @@ for form in ("list", "scan", "scan_of_logs"):
         },
         deep=True,
     )(make)
+
+
+# There are five times as many of these kernels, and three times as many blocks.
+@program(
+    {**ENDS, r"(b/\d|last)/u": "Hb", r"(b/\d|last)/d": "He", r"b/\d/skip": "Hm"},
+    deep=True,
+)
+def kernels_of_the_stream_and_a_skip_before_all_blocks_but_one(n, L):
+    w = {"u": (n, n), "d": (n, n)}
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, last=w)
+    p |= {"b": layers(L - 1, **w, skip=(2 * n, n))}
+
+    def block(w, x):
+        return x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+
+    def call(p, x):
+        x = first = x @ p["in"]
+        for w in p["b"]:
+            x = block(w, jnp.concatenate([x, first], -1) @ w["skip"])
+        return norm(block(p["last"], x)) @ p["out"]
+
+    return p, X, call
