@@ -292,10 +292,18 @@ class Depth:
         model = self._large
         own = [b for b in model.branches.all if b.trunk is not b.end]
         streams = model.on_streams(own)
+        # A branch may read another stream, and the gains that act on that. Those after
+        # its last addition act as the others, if other code reads the stream, too.
+        on = {
+            path
+            for path in {path for b in counted for path in model.paths(b)}
+            if {x.node.id for x in model.events(path)} <= streams
+        }
+        names = set(map(model.opened, on))
         for b in counted:
             for path in model.paths(b):
-                # A branch may read another stream, and the gains that act on that.
-                if not {x.node.id for x in model.events(path)} <= streams:
+                last = model.opened(path) in names and not model.fed(counted, path)
+                if path not in on and not last:
                     acts.setdefault(path, []).append(b)
         small = self._pair.like(counted)
         for path in acts.keys() - self._pair.deeper.keys():

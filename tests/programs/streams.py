@@ -1272,3 +1272,19 @@ def kernels_of_the_stream_and_a_skip_before_all_blocks_but_one(n, L):
         return norm(block(p["last"], x)) @ p["out"]
 
     return p, X, call
+
+
+# The last layer's norm of the first stream is before its readout and a branch.
+@program({**ENDS, "other": "O", r"b/\d/[ac]": "Hb", r"b/\d/[bd]": "He", r"b/\d/[gh]": "Vm"}, deep=True)  # fmt: skip
+def streams_with_norms_after_that_are_both_read_out(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, other=(n, 3))
+    p |= {"b": layers(L, **dict.fromkeys("abcd", (n, n)), g=(n,), h=(n,))}
+
+    def call(p, x):
+        x = y = x @ p["in"]
+        for w in p["b"]:
+            x = norm(x + jnp.tanh((x + y) @ w["a"]) @ w["b"], w["g"])
+            y = norm(y + jnp.tanh((x + y) @ w["c"]) @ w["d"], w["h"])
+        return x @ p["out"], y @ p["other"]
+
+    return p, X, call
