@@ -160,7 +160,8 @@ class Facts:
             b for b in self.branches.all if b.trunk.weight and b.trunk is not b.end
         ]
         skip = {b.add.id for b in starts}
-        skip |= {branch.trunk.id} if branch.trunk.op == "concatenate" else set()
+        stream = branch.trunk, *(x for x in branch.add.operands if x is not branch.end)
+        skip |= {x.id for x in stream if x.op == "concatenate"}
         for i, path in enumerate(self.reading.path_of):
             # What a kernel made, or rows that were looked up, is not used again by what
             # it meets.

@@ -1288,3 +1288,23 @@ def streams_with_norms_after_that_are_both_read_out(n, L):
         return x @ p["out"], y @ p["other"]
 
     return p, X, call
+
+
+# As in TimeSformer: the first layer's second branch joins the token to what the first
+# branch made of the others, and so does the stream.
+@program({**ENDS, "cls": "V", r"b/\d/[ac]": "Hb", r"b/\d/[bd]": "He"}, deep=True)
+def a_class_token_that_one_of_two_branches_leaves_out(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, cls=(1, 1, n))
+    p |= {"b": layers(L, **dict.fromkeys("abcd", (n, n)))}
+
+    def call(p, x):
+        x = jnp.concatenate([jnp.tile(p["cls"], (2, 1, 1)), x @ p["in"]], 1)
+        for w in p["b"]:
+            first, rest = x[:, :1], x[:, 1:]
+            rest = rest + jnp.tanh(norm(rest) @ w["a"]) @ w["b"]
+            every = norm(jnp.concatenate([rest, first], 1)).mean(1, keepdims=True)
+            every = jnp.tanh(every @ w["c"]) @ w["d"]
+            x = jnp.concatenate([first, rest], 1) + every
+        return norm(x)[:, 0] @ p["out"]
+
+    return p, S, call
