@@ -59,11 +59,20 @@ class Carry:
         self._alpha = 0.0
 
     def _owns(self, rule: Rule) -> bool:
-        """Whether constants at the end of a branch are its own."""
-        own = rule.branch and self._large.paths(rule.branch)
+        """Whether constants at the end of a branch are its own.
+
+        What only the first layer reads may have others, e.g. a scaled embedding.
+        """
+        own = {*(self._large.paths(rule.branch) if rule.branch else ())}
         ends = rule.branch and self._large.ends(rule.branch)
         carried = rule.end.carried.keys()
-        return bool(ends or not carried or carried & {*(own or ())})
+        like = [x for x in self._numbers.rules if x.branch and x is not rule]
+        ends_like = [x.end for x in like if x.node.spot == rule.node.spot]
+        differs = [abs(x.constant - rule.end.constant) > FREE for x in ends_like]
+        alone = (carried - own).difference(*(x.carried for x in ends_like))
+        if alone and differs and all(differs):
+            return False
+        return bool(ends or not carried or carried & own)
 
     def check(self, point: Parametrization) -> None:
         """Raise a `ValueError` if a number is not one in a model that multiplies."""

@@ -1308,3 +1308,18 @@ def a_class_token_that_one_of_two_branches_leaves_out(n, L):
         return norm(x)[:, 0] @ p["out"]
 
     return p, S, call
+
+
+# As in SASRec: the first layer alone reads the scaled embedding without a norm.
+@program({**ENDS, r"b/\d/a": "Hb", r"b/\d/v": "He"}, deep=True, carries={"in": 0.5})
+def values_of_a_scaled_embedding_added_to_its_norm(n, L):
+    p = zeros(**{"in": (7, n), "out": (n, 3)}) | {"b": layers(L, a=(n, n), v=(n, n))}
+
+    def call(p, x):
+        x = p["in"][x] * n**0.5
+        for w in p["b"]:
+            y = norm(x)
+            x = y + jax.nn.sigmoid(y @ w["a"]) * (x @ w["v"])
+        return norm(x) @ p["out"]
+
+    return p, (tokens(2, 6),), call
