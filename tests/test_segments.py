@@ -109,6 +109,12 @@ def test_explain_has_a_row_for_each_segment_that_differs():
     assert "up" in optim.explain(scales_of("fused_gate_and_up")).rows
 
 
+def test_a_fused_kernel_that_does_not_grow_has_the_role_of_its_segments():
+    base, wide, inputs, _ = ROWS["fused_gate_and_up"].models()
+    scales = optim.infer_scales(base, base, inputs=inputs, delta=wide)
+    assert scales["up"].role == scales["down"].role == "hidden"
+
+
 def test_an_array_of_multipliers_is_no_state_and_keeps_dtypes():
     scales = scales_of("fused_qkv_larger_heads")
     params = {p: jnp.ones(s.shape, jnp.bfloat16) for p, s in scales.items()}

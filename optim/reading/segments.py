@@ -660,7 +660,8 @@ def _whole(
             dataclasses.replace(s, path=path) for s in sorted(segments, key=_place)
         ),
     )
-    return scale
+    # If only depth grows, the segments have their roles from a third model.
+    return dataclasses.replace(scale, role=largest.role) if before == shape else scale
 
 
 def _place(scale: ParamScale) -> tuple[int, ...]:
