@@ -773,12 +773,21 @@ class Branches:
         )
 
     def _is_within_a_step(self, trunk: Node, end: Node, loop: int) -> bool:
-        """Whether a step of a loop over time computes a branch from its own input."""
+        """Whether a step of a loop over time computes a branch from its own input.
+
+        It may be what a kernel makes of the state, or the state joined to tokens.
+        """
 
         def before(node: Node) -> list[Node]:
             return [] if node.op == "carry" and node.loop == loop else earlier(node)
 
-        is_own = not self._program.carries_through(trunk, loop)
+        def own(node: Node) -> list[Node]:
+            made = node.op == "concatenate" or self._axes.is_product(node)
+            return [] if made else earlier(node)
+
+        is_own = not any(
+            x.op == "carry" and x.loop == loop for x in reach([trunk], own)
+        )
         return is_own and any(x is trunk for x in reach([end], before))
 
     def kept(self, chosen: Collection[Branch]) -> float:

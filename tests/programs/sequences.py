@@ -803,3 +803,40 @@ def diffusion_convolutional_gru(n):
         return lax.scan(step, jnp.zeros((2, 5, n)), x)[0] @ p["out"]
 
     return p, (floats(6, 2, 5, 2), floats(5, 5)), call
+
+
+# As in MuZero: residual blocks make each state of the one before and an action.
+@program({**ENDS, "w": "H|I", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def residual_blocks_in_each_step_of_a_recurrence(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n + 2, n))
+    p |= {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x, actions):
+        def step(h, a):
+            h = jnp.concatenate([h, a[0]], -1) @ p["w"]
+            for w in p["b"]:
+                h = h + jnp.tanh(norm(h) @ w["u"]) @ w["d"]
+            return (h := norm(h)), h @ p["out"]
+
+        return scan_time(step, jnp.tanh(x @ p["in"]), actions)
+
+    return p, (floats(2, 5), floats(2, 4, 2)), call
+
+
+# The stream of each segment starts with memory tokens of the one before.
+@program({**ENDS, "m": "V", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def memory_tokens_that_go_from_segment_to_segment(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, m=(1, n))
+    p |= {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        def step(m, x):
+            x = jnp.concatenate([m, x[0] @ p["in"]], 1)
+            for w in p["b"]:
+                y = norm(x)
+                x = x + jnp.tanh((y + y.mean(1, keepdims=True)) @ w["u"]) @ w["d"]
+            return x[:, :1], norm(x[:, 1:]) @ p["out"]
+
+        return scan_time(step, jnp.tile(p["m"], (2, 1, 1)), x.reshape(2, 3, 2, 5))
+
+    return p, S, call
