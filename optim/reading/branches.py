@@ -782,7 +782,7 @@ class Branches:
             return [] if node.op == "carry" and node.loop == loop else earlier(node)
 
         def own(node: Node) -> list[Node]:
-            made = node.op == "concatenate" or self._axes.is_product(node)
+            made = node.op in ("add", "concatenate") or self._axes.is_product(node)
             return [] if made else earlier(node)
 
         is_own = not any(

@@ -806,21 +806,26 @@ def diffusion_convolutional_gru(n):
 
 
 # As in MuZero: residual blocks make each state of the one before and an action.
-@program({**ENDS, "w": "H|I", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
-def residual_blocks_in_each_step_of_a_recurrence(n, L):
-    p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n + 2, n))
-    p |= {"b": layers(L, u=(n, n), d=(n, n))}
+for joined in (False, True):
 
-    def call(p, x, actions):
-        def step(h, a):
-            h = jnp.concatenate([h, a[0]], -1) @ p["w"]
-            for w in p["b"]:
-                h = h + jnp.tanh(norm(h) @ w["u"]) @ w["d"]
-            return (h := norm(h)), h @ p["out"]
+    def make(n, L, joined=joined):
+        p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(joined * n + 2, n))
+        p |= {"b": layers(L, u=(n, n), d=(n, n))}
 
-        return scan_time(step, jnp.tanh(x @ p["in"]), actions)
+        def call(p, x, actions):
+            def step(h, a):
+                both = jnp.concatenate([h, a[0]], -1) if joined else a[0]
+                h = both @ p["w"] + (0 if joined else h)
+                for w in p["b"]:
+                    h = h + jnp.tanh(norm(h) @ w["u"]) @ w["d"]
+                return (h := norm(h)), h @ p["out"]
 
-    return p, (floats(2, 5), floats(2, 4, 2)), call
+            return scan_time(step, jnp.tanh(x @ p["in"]), actions)
+
+        return p, (floats(2, 5), floats(2, 4, 2)), call
+
+    make.__name__ = f"residual_blocks_on_a_state_{'joined' if joined else 'added'}_to"
+    program({**ENDS, "w": "H|I", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)(make)
 
 
 # The stream of each segment starts with memory tokens of the one before.
