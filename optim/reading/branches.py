@@ -411,11 +411,7 @@ class Branches:
                 return None
             before = self._before_gain(end)
             if before is not None:  # branches were added to another stream before
-                is_own = before in [*self._stream(skip)][1:] or self._was(before, skip)
-                if is_own and less >= 1 and self.factors.trunk(end)[0].op == "sub":
-                    self._note_whole(node, 1.0)
-                if is_own:
-                    self._trunks[node.id] = trunk
+                self._trunks[node.id] = trunk
                 inside = self._program.between(before, end)
                 self.around.append(
                     Branch(node, before, end, inside, 1, (), None, 1.0, 0)
@@ -640,8 +636,6 @@ class Branches:
         for start in dict.fromkeys([common, *streams]):
             if start is None or start in (one, other) or start.id not in self._learned:
                 continue
-            if start.loop != node.loop:
-                continue  # each layer adds what it makes of a value before the loop
             if any(x.value == 0 for y in (one, other) for x in y.operands):
                 continue  # the second term of a sum over layers
             sides = [self._program.between(start, x) for x in (one, other)]
@@ -710,16 +704,7 @@ class Branches:
         node = self._program.nodes[at]
         if node.op in ("integer_pow", "sqrt", "abs"):
             return False
-        return node.op in _NONLINEAR and not self._becomes_scale(node, inside)
-
-    def _becomes_scale(self, node: Node, inside: frozenset[int]) -> bool:
-        """Whether only the root of a value is used, as of a variance."""
-        users = [x for x in self._axes.uses(node) if x.id in inside]
-        return bool(users) and all(
-            x.op in ("rsqrt", "sqrt")
-            or ((x.op in MOVES or x.op == "add") and self._becomes_scale(x, inside))
-            for x in users
-        )
+        return node.op in _NONLINEAR
 
     def _same_stream(self, trunk: Node) -> Iterable[Node]:
         """The trunk, and what it was before branches were added to it in parallel."""
@@ -744,7 +729,7 @@ class Branches:
         loop = add.loop
         while loop:
             length, parent, is_time = self._program.loops[loop]
-            if is_time and not self._is_within_a_step(trunk, end, loop):
+            if is_time and not self._is_within_a_step(add, trunk, end, loop):
                 return None  # a recurrence over time
             runs *= 1 if is_time else length
             loop = parent
@@ -772,22 +757,28 @@ class Branches:
             skip,
         )
 
-    def _is_within_a_step(self, trunk: Node, end: Node, loop: int) -> bool:
-        """Whether a step of a loop over time computes a branch from its own input.
+    def _is_within_a_step(self, add: Node, trunk: Node, end: Node, loop: int) -> bool:
+        """Whether a step of a loop over time adds a branch to a stream of its own.
 
-        It may be what a kernel makes of the state, or the state joined to tokens.
+        It may start as what a kernel makes of the state, or as the state to which
+        something is added or joined. And a step may start at its state, if the stream
+        is not the next state.
         """
 
         def before(node: Node) -> list[Node]:
             return [] if node.op == "carry" and node.loop == loop else earlier(node)
 
-        def own(node: Node) -> list[Node]:
-            made = node.op in ("add", "concatenate") or self._axes.is_product(node)
-            return [] if made else earlier(node)
+        def on_stream(node: Node) -> list[Node]:
+            return [] if self._axes.is_product(node) else before(node)
 
-        is_own = not any(
-            x.op == "carry" and x.loop == loop for x in reach([trunk], own)
-        )
+        def stream(node: Node) -> list[Node]:
+            if node.id in self._trunks:
+                return [self._trunks[node.id]]
+            return [] if node.op in ("add", "concatenate") else on_stream(node)
+
+        starts = (x for x in reach([trunk], stream) if x.op == "carry")
+        states = [x.operands[1] for x in starts if x.loop == loop]
+        is_own = all(x is not add for x in reach(states, on_stream))
         return is_own and any(x is trunk for x in reach([end], before))
 
     def kept(self, chosen: Collection[Branch]) -> float:

@@ -62,6 +62,43 @@ def gru_with_gates_side_by_side(n):
     return p, S, call
 
 
+# One loop over time runs all layers, as a policy that acts step by step does.
+@program({**ENDS, "h": "H", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def residual_layers_on_the_state_of_a_recurrence(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, h=(n, n)) | {
+        "b": layers(L, u=(n, n), d=(n, n))
+    }
+
+    def call(p, x):
+        def step(h, x):
+            h = y = jnp.tanh(x[0] @ p["in"] + h @ p["h"])
+            for w in p["b"]:
+                y = y + jnp.tanh(norm(y) @ w["u"]) @ w["d"]
+            return h, y @ p["out"]
+
+        return scan_time(step, jnp.zeros((2, n)), x)
+
+    return p, S, call
+
+
+@program({**ENDS, r"b/\d/(u|r)": "Hb", r"b/\d/d": "He"}, deep=True)
+def residual_layers_that_each_have_a_state(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), r=(n, n), d=(n, n))}
+
+    def call(p, x):
+        def step(states, x):
+            y, new = x[0] @ p["in"], []
+            for w, h in zip(p["b"], states, strict=True):
+                new.append(jnp.tanh(norm(y) @ w["u"] + h @ w["r"]))
+                y = y + new[-1] @ w["d"]
+            return new, y @ p["out"]
+
+        return scan_time(step, [jnp.zeros((2, n))] * L, x)
+
+    return p, S, call
+
+
 @program({**ENDS, r"b/\d/(z|h)": "Hb", r"b/\d/o": "He"}, deep=True)
 def min_gru_by_parallel_scan_in_log_space(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)}) | {
