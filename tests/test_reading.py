@@ -522,6 +522,14 @@ def test_a_base_of_one_block_lacks_additions_that_others_show(name):
         optim.infer_scales((call, small), (forward, large), inputs=inputs)
 
 
+def test_constants_of_layers_with_another_mean_at_each_depth_are_an_error():
+    [row] = [x for x in kit.ALL if x.name == "constants_of_each_layer_in_a_scan"]
+    small, inputs, call = row.make(8, 3)  # by turns 0.9 / 3 and 1.1 / 3
+    large, _, forward = row.make(32, 5)
+    with pytest.raises(ValueError, match=r"constants at harder.py:\d+, on the resid"):
+        optim.infer_scales((call, small), (forward, large), inputs=inputs)
+
+
 def test_a_constant_that_changes_while_depth_stays_is_an_error():
     with pytest.raises(ValueError, match="same depth; use the same constant"):
         read(network(32, 2, attention=0.5, mlp=0.5))

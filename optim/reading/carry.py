@@ -201,7 +201,7 @@ class Carry:
         return {
             path: self._large.reading.leaves[path].shape
             for x in (rule.node, *earlier(rule.node))
-            for path in self._large.sources(x)
+            for path in sorted(self._large.sources(x))
         }
 
     def _lacks(self, rule: Rule, lacking: float) -> ValueError:
@@ -284,6 +284,8 @@ class Carry:
                         "depth; use the same constant"
                     )
             return point, False
+        for rule in rules:
+            self._check_known(rule)
         one = max((b.layers for b in self._depth.counted), default=0) == 1
         default = point or parametrization("depth_mup" if one else "completep")
         points = [point] if point else map(parametrization, ("depth_mup", "completep"))
@@ -303,6 +305,18 @@ class Carry:
             f"i.e. (depth / base depth)**-{power:g}, on every branch, or 1 on every "
             "branch"
         )
+
+    def _check_known(self, rule: Rule) -> None:
+        """Raise a `ValueError` if the ratio of a branch's constants is not known."""
+        nodes = self._large.reading.program.nodes
+        for node in (nodes[x] for x in rule.end.parts if isinstance(x, int) and x >= 0):
+            fixed = not all(x.data or x.weight for x in node.operands)
+            if node.op in ("mul", "div") and fixed:
+                raise ValueError(
+                    f"the constants at {node.line}, on the {self._label(rule)}, are "
+                    "not those of the base times one number, so that it is not known "
+                    "how they change with depth; multiply all layers by the same number"
+                )
 
     @staticmethod
     def _label(rule: Rule) -> str:
