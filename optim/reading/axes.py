@@ -443,8 +443,6 @@ class Axes:
         left, right = node.operands[:2]
         (lc, rc), (lb, rb) = node.params["dimension_numbers"]
         sides = ((left, lc, lb, right), (right, rc, rb, left))
-        if self._gated_rows(node):
-            return
         seeds = self._seeds(node, sides)
         if left.weight and right.weight and self._meets_both(node, sides):
             self._give_up(node)  # either kernel may be the one that sums, in a train
@@ -624,9 +622,6 @@ class Axes:
         return any(grows[a] for a in gone) and not any(grows[a] for a in free)
 
     def _is_seed(self, node: Node, other: Node) -> bool:
-        sizes = [size for size in node.shape if size > 1]
-        if len(sizes) < 2 <= len([size for size in other.shape if size > 1]):
-            return True
         labels = self._of(node)
         if any(not x and n > 1 for x, n in zip(labels, node.shape, strict=True)):
             return True
@@ -680,16 +675,7 @@ class Axes:
                 links = [axis for axis in summed if axis[0] not in same]
                 self._mark(node, [(links, Use.LINK)])
             each.append(own)
-        found = self.labels[node.id] = self._moved(node, each)
-        if not sides[0][1]:  # `einsum` multiplies a kernel by a vector like this
-            params = [_params(self._of(x)) for x, *_ in sides]
-            self._add_gains(
-                node,
-                [
-                    tuple(frozenset(x for x in axes if x[0] in mine) for axes in found)
-                    for mine in params
-                ],
-            )
+        self.labels[node.id] = self._moved(node, each)
 
     def _mixed_by_constants(self, node: Node, sides: Sequence[Side]) -> None:
         """A parameter times a constant matrix, e.g. positions that are resized."""

@@ -636,6 +636,8 @@ class Branches:
         for start in dict.fromkeys([common, *streams]):
             if start is None or start in (one, other) or start.id not in self._learned:
                 continue
+            if start.loop != node.loop:
+                continue  # each layer adds what it makes of a value before the loop
             if any(x.value == 0 for y in (one, other) for x in y.operands):
                 continue  # the second term of a sum over layers
             sides = [self._program.between(start, x) for x in (one, other)]

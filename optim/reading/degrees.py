@@ -6,8 +6,6 @@ of c, its degree, as long as the operations are homogeneous: sums, products, roo
 
 from collections.abc import Callable
 
-import numpy as np
-
 from .program import MOVES, PRODUCTS, Node, is_scaled, reach
 
 # Homogeneous in their first operand.
@@ -19,12 +17,9 @@ _SAME = MOVES.union(
 )
 _ADDITIVE = frozenset(
     """
-    add carry clamp concatenate dynamic_update_slice join max min scatter scatter-add
-    select_n sub sum
+    add carry clamp concatenate join max min sub sum
     """.split()  # noqa: SIM905
 )
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_INDEPENDENT = ("sign", "argmax", "argmin", "is_finite", "top_k")
 _ROOTS = {"sqrt": 0.5, "rsqrt": -0.5, "cbrt": 1 / 3}
 _SMALL = 1e-3  # smaller constants avoid a division by zero
 
@@ -64,7 +59,7 @@ def degree_in_parameters(end: Node) -> float | None:
 
 def _degree(node: Node, each: list[float]) -> float:
     """The degree of a node of which at least one operand depends on the scale."""
-    if node.op in _SAME or (node.op == "top_k" and not node.params["result"]):
+    if node.op in _SAME:
         return each[0]
     if node.op in ("mul", *PRODUCTS):
         return each[0] + each[1]
@@ -74,33 +69,18 @@ def _degree(node: Node, each: list[float]) -> float:
         return _sum(node, each)
     if node.op in ("integer_pow", *_ROOTS):
         return each[0] * (_ROOTS.get(node.op) or node.params["y"])
-    if node.op == "pow" and node.operands[1].value is not None:
-        return each[0] * node.operands[1].value
-    zero = any(x.value == 0 for x in node.operands)
-    same = node.op in _COMPARISONS and (zero or each[0] == each[1])
-    if same or node.op in _INDEPENDENT:
-        return 0.0
     raise _MixedError
 
 
 def _sum(node: Node, each: list[float]) -> float:
     """Entries of equal degree may be added, and zeros, which have any."""
-    chosen = node.op == "select_n"
-    data = [*zip(node.operands, each, strict=True)][chosen:]
-    if node.op.startswith("scatter"):
-        data = [data[0], data[2]]
-    if node.op == "dynamic_update_slice":
-        data = data[:2]
-    some = next((d for _, d in data if d), 0.0)
-    known = all(d == some or _is_void(x, node) for x, d in data)
-    if not known or (chosen and each[0]):
+    data = [*zip(node.operands, each, strict=True)]
+    some = next(d for _, d in data if d)
+    if not all(d == some or _is_void(x) for x, d in data):
         raise _MixedError
     return some
 
 
-def _is_void(node: Node, user: Node) -> bool:
-    """Whether a constant beside a sum is zero, small, or a mask's."""
-    if node.value is not None:
-        size = abs(node.value)
-        return size < _SMALL or user.op == "select_n" or size > 1e4
-    return node.array is not None and bool(np.abs(node.array).max() < _SMALL)
+def _is_void(node: Node) -> bool:
+    """Whether a constant is zero, or avoids a division by zero."""
+    return node.value is not None and abs(node.value) < _SMALL

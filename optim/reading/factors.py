@@ -70,11 +70,6 @@ class Factors:
         """The operand of a cast, a move or a constant factor; else the node."""
         if node.op in MOVES:
             return node.operands[0], factor
-        if node.op == "concatenate" and all(x.op == "slice" for x in node.operands):
-            source = node.operands[0].operands[0]
-            is_one = all(x.operands[0] is source for x in node.operands)
-            if is_one and source.shape == node.shape:  # e.g. rolled
-                return source, factor
         if node.op == "mul" and node.operands[1].value:
             share = 1.0 if averaged(node) else node.operands[1].value
             return node.operands[0], factor * share
@@ -265,33 +260,6 @@ class Factors:
             x.op == "dot_general" and x.weight and self._axes.depends(x) & params
             for x in inner
         )
-
-    def normalizer(self, by: Node, *, means: bool = False) -> tuple[Node | None, bool]:
-        """The sum that a divisor is computed from, and whether as its root.
-
-        Args:
-          by: what something is divided by (or multiplied by, if it is an inverse).
-          means: whether the sum may be divided by a known number first.
-        """
-        total, rooted, constant = self._divisor(by)
-        return total if means or constant == 1 else None, rooted
-
-    @staticmethod
-    def _divisor(by: Node) -> tuple[Node | None, bool, float]:
-        """The same, and the constant on the sum, under the root."""
-        rooted, constant = False, 1.0
-        for _ in range(12):
-            if by.op == "reduce_sum":
-                return by, rooted, constant
-            rooted = rooted or by.op in ("sqrt", "rsqrt", "pow")
-            inner = [x for x in by.operands if x.data or (by.weight and x.weight)]
-            if len(inner) != 1:
-                break
-            if by.op in ("mul", "div"):
-                value = abs(by.operands[1].value or math.nan)
-                constant *= value if rooted else value**2
-            by = inner[0]
-        return None, rooted, constant
 
 
 def _is_homogeneous(node: Node) -> bool:

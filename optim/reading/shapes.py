@@ -113,21 +113,13 @@ class Shapes:
             computed = self._computed_shape(node)
             pairs = zip(computed, like, strict=True)
             return tuple(y if math.isnan(x) else x for x, y in pairs)
-        if len(twin.shape) != len(node.shape):
-            return ()
         if node.param is not None:
             path = self._pair.large.reading.path_of[node.param]
             of_layers = self._pair.counts_layers(path)
             return twin.shape if not of_layers else (math.nan,) * len(twin.shape)
-        layers = 0 if node.op == "scan_out" else None
-        of_layers = (node.op, node.spot) not in self._pair.sides[1].joins
-        more = len(node.operands) != len(twin.operands)
-        if node.op == "concatenate" and more and of_layers:
-            layers = node.params["dimension"]
-        return tuple(
-            math.nan if a == layers and n != node.shape[a] else n
-            for a, n in enumerate(twin.shape)
-        )
+        if node.op == "scan_out" and twin.shape[0] != node.shape[0]:
+            return math.nan, *twin.shape[1:]
+        return twin.shape
 
     def _computed_shape(self, node: Node) -> tuple[float, ...]:
         """The shape in the base of what the base does not compute so."""
@@ -142,8 +134,6 @@ class Shapes:
                 split[axis] += node.op == "reshape"
                 split[axis] += 2 * (index.mixed and node.op in _PARTS)
         unclear = {a for a, n in split.items() if n > 1}
-        if node.op == "concatenate":  # e.g. of layers
-            unclear.add(node.params["dimension"])
         return tuple(
             n * (math.prod(of.values()) if node.op == "reshape" else max(of.values()))
             if of and (not unclear & of.keys() or {*of.values()} == {1.0})

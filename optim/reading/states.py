@@ -55,12 +55,7 @@ def _gained(model: Facts, node: Node) -> tuple[Node, float]:
 
     A value that is no state is what it gains itself.
     """
-    trunk, program = model.factors.trunk, model.reading.program
-
-    def is_memory(node: Node) -> bool:
-        node, _ = trunk(node)
-        return node.op == "carry" and program.is_over_data(node.loop)
-
+    trunk = model.factors.trunk
     seen: set[int] = set()
     while (inner := trunk(node)[0]).id not in seen:
         seen.add(inner.id)
@@ -70,8 +65,6 @@ def _gained(model: Facts, node: Node) -> tuple[Node, float]:
             node = inner.operands[1]
         elif inner.op in ("add", "sub") and len(terms) == 1:
             node = terms[0]
-        elif inner.op == "mul" and any(map(is_memory, inner.operands)):
-            node = next(filter(is_memory, inner.operands))  # before gates
         else:
             break
     return trunk(node)

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 
 from .axes import Axes
 from .branches import Branches
-from .program import CONVOLUTION, MOVES, Node, Program, origin
+from .program import CONVOLUTION, Node, Program, origin
 
 
 class Sums:
@@ -72,32 +72,12 @@ class Sums:
         return self._branches.factors.trunk(node)[0]
 
     def _averages(self, node: Node) -> bool:
-        """Whether a factor is a choice, or weights that sum to one, as of a softmax."""
-        for _ in range(24):
-            scattered = node.op == "scatter" and node.operands[0].value == 0
-            if node.id in self._axes.hot or scattered:
-                return True
-            if node.op == "div":
-                total, rooted = self._branches.factors.normalizer(node.operands[1])
-                if total is not None and not rooted:
-                    return self._trunk(total.operands[0]) is self._trunk(
-                        node.operands[0]
-                    )
-                node = node.operands[0]
-            elif node.op in MOVES:
-                node = node.operands[0]
-            elif node.op == "select_n" and node.operands[1].value == 0:
-                node = node.operands[2]
-            elif node.op == "reduce_sum" and node.operands[0].op == "mul":
-                # Of those that are chosen, each with its gate.
-                return any(
-                    origin(x).id in self._axes.hot for x in node.operands[0].operands
-                )
-            elif node.op == "mul":
-                inner = [x for x in node.operands if x.data]
-                if len(inner) != 1:
-                    return any(map(self._averages, inner))
-                node = inner[0]
-            else:
-                return False
-        return False
+        """Whether a factor is made of weights that sum to one, as of a softmax."""
+        node = self._trunk(node)
+        if node.op == "div":
+            value, total = node.operands[0], origin(node.operands[1])
+            if total.op == "reduce_sum":
+                return self._trunk(total.operands[0]) is self._trunk(value)
+            return self._averages(value)
+        inner = [x for x in node.operands if x.data]
+        return node.op == "mul" and any(map(self._averages, inner))

@@ -124,8 +124,6 @@ class Totals:
         ends: tuple[End, ...] = ()
         try:
             ends = tuple(self._branches.factors.ends(end))
-            if end.weight:  # a bias
-                ends = tuple(End(e.param, term.add) for e in ends)
         except Failure as reason:
             failure = reason.node
         inside = self._branches.only_for(end)
@@ -138,16 +136,13 @@ class Totals:
         )
 
     def _outer(self, node: Node) -> float:
-        """The constant by which a sum is multiplied next, also after a gain or bias."""
+        """The constant by which a sum is multiplied next."""
         factor, linear = 1.0, (*MOVES, "last", "scan_out", SUM)
         while len(users := self._axes.uses(node)) == 1:
             (user,) = users
             if is_scaled(user):
                 factor *= user.operands[1].value or 1.0
-            elif user.op not in linear and not (
-                self._branches.factors.with_weight(user)
-                or (user.op == "add" and any(x.value == 0 for x in user.operands))
-            ):
+            elif user.op not in linear:
                 break
             node = user
         return factor
