@@ -882,3 +882,23 @@ def memory_tokens_that_go_from_segment_to_segment(n, L):
         return scan_time(step, jnp.tile(p["m"], (2, 1, 1)), x.reshape(2, 3, 2, 5))
 
     return p, S, call
+
+
+# The stream of each step starts with the state.
+@program({**ENDS, "m": "V", r"b/\d/[kvu]": "Hb", r"b/\d/[od]": "He"}, deep=True)
+def latents_that_read_segment_after_segment(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, m=(2, n))
+    p |= {"b": layers(L, **dict.fromkeys("kvoud", (n, n)))}
+
+    def call(p, x):
+        def step(m, x):
+            x = x[0] @ p["in"]
+            for w in p["b"]:
+                s = norm(m) @ (x @ w["k"]).mT / n
+                m = m + jax.nn.softmax(s) @ (x @ w["v"]) @ w["o"]
+                m = m + jnp.tanh(norm(m) @ w["u"]) @ w["d"]
+            return m, norm(m) @ p["out"]
+
+        return scan_time(step, jnp.tile(p["m"], (2, 1, 1)), x.reshape(2, 3, 2, 5))
+
+    return p, S, call
