@@ -623,7 +623,8 @@ class Branches:
         one, other = node.operands
         common = self._common(one, other)
         # A stream; what a cell of a recurrent network reads is none.
-        read = [self._projected_from(x) for x in (one, other)]
+        every = [self._projected_from(x) for x in (one, other)]
+        read = [max(each, key=lambda x: x.id, default=None) for each in every]
         for x, y in (read, read[::-1]):
             if x is None or y is None:
                 continue
@@ -632,7 +633,11 @@ class Branches:
             if any(at.id in past for at in self.normed(x)):
                 return None  # heads of a stream before and after a layer
         added = {*self._trunks, *(b.add.id for b in self.all)}
-        streams = [x for x in read if x is not None and self._sampled(x).id in added]
+        streams = [
+            x
+            for x, each in zip(read, every, strict=True)
+            if any(self._sampled(y).id in added for y in each)
+        ]
         for start in dict.fromkeys([common, *streams]):
             if start is None or start in (one, other) or start.id not in self._learned:
                 continue
@@ -649,10 +654,16 @@ class Branches:
                 mixed = self._mixes(start, node.operands[a])
                 # Layers whose results are added up are read by the next one, too.
                 own = sides[b] - sides[a]
-                alone = own <= self.only_for(node.operands[b])
+                alone = not self._is_read(own, node)
                 if (plain or mixed) and bends[b] and later and alone:
                     return self._made(node, start, node.operands[b], own)
         return None
+
+    def _is_read(self, inside: frozenset[int], add: Node) -> bool:
+        """Whether kernels read a branch beside its addition, unlike statistics."""
+        users = (y for i in inside for y in self._axes.uses(self._program.nodes[i]))
+        after = {y.id: y for y in users if y.id not in inside and y is not add}
+        return any(self._kernels([i]) or self.goes_on(y) for i, y in after.items())
 
     def _sampled(self, node: Node) -> Node:
         """The last sum that a value was resampled from, or the first value before."""
@@ -662,8 +673,8 @@ class Branches:
             (node,) = data
         return node
 
-    def _projected_from(self, node: Node) -> Node | None:
-        """What a kernel makes a value of, or the last of joined values, with a bias.
+    def _projected_from(self, node: Node) -> list[Node]:
+        """What a kernel, with a bias, makes a value of, or the joined values.
 
         Something else may condition the other side of a shortcut, and read its parts.
         """
@@ -672,11 +683,10 @@ class Branches:
             node, _ = self.factors.trunk(next(x for x in node.operands if x.data))
         products = node.operands if node.op == SUM else [node]
         if not all(x.op in PRODUCTS and len(self._kernels([x.id])) for x in products):
-            return None
-        read = [
+            return []
+        return [
             self.factors.trunk(y)[0] for x in products for y in x.operands if y.data
         ]
-        return max(read, key=lambda x: x.id, default=None)
 
     def _mixes(self, stream: Node, node: Node) -> bool:
         """Whether a value is a stream of several, mixed by a matrix of each example.
@@ -706,7 +716,16 @@ class Branches:
         node = self._program.nodes[at]
         if node.op in ("integer_pow", "sqrt", "abs"):
             return False
-        return node.op in _NONLINEAR
+        return node.op in _NONLINEAR and not self._becomes_scale(node, inside)
+
+    def _becomes_scale(self, node: Node, inside: frozenset[int]) -> bool:
+        """Whether only the root of a value is used, as of a variance."""
+        users = [x for x in self._axes.uses(node) if x.id in inside]
+        return bool(users) and all(
+            x.op in ("rsqrt", "sqrt")
+            or ((x.op in MOVES or x.op == "add") and self._becomes_scale(x, inside))
+            for x in users
+        )
 
     def _same_stream(self, trunk: Node) -> Iterable[Node]:
         """The trunk, and what it was before branches were added to it in parallel."""

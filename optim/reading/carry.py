@@ -164,12 +164,24 @@ class Carry:
                 fine = [x for x in results if abs(lacking(x)) < FREE]
                 if self._is_declared(rule):
                     rules.remove(rule)
+                elif rule in results and (shown := self._features(results)):
+                    rules = [x for x in rules if x not in shown]
                 elif rule in results and fine:  # those with units are of a loss
                     rules = [x for x in rules if x not in results or x in fine]
                 elif rule.branch and lacking(rule) != rule.number.known:
                     raise self._ends_in_none(rule.branch, lacking(rule)) from None
                 else:
                     raise self._lacks(rule, reason.lacking) from None
+
+    def _features(self, results: list[Rule]) -> list[Rule]:
+        """The results that others are computed from, e.g. what a readout reads."""
+        leads = self._large.reading.program.leads
+        others = {x.node.id: x.node for x in results}
+        return [
+            x
+            for x in results
+            if any(y is not x.node and leads(x.node, y) for y in others.values())
+        ]
 
     @staticmethod
     def _near(rules: list[Rule], lacking: Callable[[Rule], float]) -> dict[str, float]:
@@ -310,8 +322,8 @@ class Carry:
         """Raise a `ValueError` if the ratio of a branch's constants is not known."""
         nodes = self._large.reading.program.nodes
         for node in (nodes[x] for x in rule.end.parts if isinstance(x, int) and x >= 0):
-            fixed = not all(x.data or x.weight for x in node.operands)
-            if node.op in ("mul", "div") and fixed:
+            arrays = any(x.value is None and x.array is not None for x in node.operands)
+            if node.op in ("mul", "div") and arrays:
                 raise ValueError(
                     f"the constants at {node.line}, on the {self._label(rule)}, are "
                     "not those of the base times one number, so that it is not known "

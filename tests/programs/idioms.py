@@ -515,6 +515,23 @@ GATED = {**ENDS, r"b/\d/[rv]": "Hb", r"b/\d/o": "He", r"b/\d/c": "Ve"}
 
 
 # The gates of heads sum to one, so that each is as small as there are many heads.
+# A training step uses the logits; what they are made of is only returned.
+@program({"in": "I", r"b/\d/u": "Hb", r"b/\d/d": "He", "gain": "V"}, deep=True, carries={"gain": 0.25})  # fmt: skip
+def hidden_states_beside_tied_logits(n, L):
+    p = zeros(**{"in": (7, n)}, gain=(n,)) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = p["in"][x]
+        states = [x]
+        for w in p["b"]:
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"]
+            states.append(x)
+        states.append(norm(x) * p["gain"])
+        return states[-1] @ p["in"].T, states
+
+    return p, T, call
+
+
 @program(GATED, deep=True, carries={r"b/\d/o": 4.0})
 def softmax_gates_over_heads_whose_number_grows(n, L):
     return gated_heads(n, L, lambda g, y: g[..., None] * y)

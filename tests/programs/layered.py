@@ -357,6 +357,36 @@ def unet(n, L, weights):
     return model(n, L) | zeros(weights=weights), T, call
 
 
+# Each way up reads a skip beside what a kernel made; all blocks are alike.
+@program(
+    {
+        **{"in": "I", "out": "O", "(less|more)": "H", r"[cd]/\d/p": "Hm"},
+        r"[abmcd]/\d/u": "Hb",
+        r"[abmcd]/\d/d": "He",
+    },
+    deep=True,
+)
+def unet_whose_blocks_project_joined_skips(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, less=(n, n), more=(n, n))
+    p |= {k: layers(L, u=(n, n), d=(n, n)) for k in "abm"}
+    p |= {k: layers(L, u=(2 * n, n), d=(n, n), p=(2 * n, n)) for k in "cd"}
+
+    def block(w, x):
+        return jax.nn.relu(norm(x) @ w["u"]) @ w["d"] + (x @ w["p"] if "p" in w else x)
+
+    def call(p, x):
+        x, skips = x @ p["in"], []
+        for k in "abmcd":
+            x = x @ p["less"] if k == "b" else x @ p["more"] if k == "d" else x
+            for w in p[k]:
+                x = jnp.concatenate([x, skips.pop()], -1) if k in "cd" else x
+                x = block(w, x)
+                skips += [x] if k in "ab" else []
+        return norm(x) @ p["out"]
+
+    return p, X, call
+
+
 @program({**BLOCK, "weights": "Fm"}, deep=True)
 def skips_of_a_unet_with_learned_weights(n, L):
     return unet(n, L, (L // 2,))

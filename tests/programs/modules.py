@@ -351,6 +351,32 @@ def linen_resnet_with_batch_statistics(n, L):
     return Model(), IMAGE
 
 
+@program({"Conv_0/kernel": "I", r"[ab]\d/Conv_[01]/kernel": "Hb", r"[ab]\d/BatchNorm_0/.*": "Vb", r"[ab]\d/BatchNorm_1/.*": "Ve", "b0/Conv_2/kernel": "H", "b0/BatchNorm_2/.*": "V", **dense("Dense_0", "O", "F")}, deep=True)  # fmt: skip
+def linen_resnet_whose_shortcuts_have_batch_statistics(n, L):
+    class Block(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            def conv(x, *size):
+                x = nn.Conv(self.width, size, use_bias=False)(x)
+                return nn.BatchNorm(use_running_average=False)(x)
+
+            y = conv(nn.relu(conv(x, 3, 3)), 3, 3)
+            return nn.relu(y + (x if x.shape == y.shape else conv(x, 1, 1)))
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(nn.Conv(n, (3, 3), use_bias=False)(x))
+            for stage, width in (("a", n), ("b", 2 * n)):
+                for i in range(L):
+                    x = Block(width, name=f"{stage}{i}")(x)
+            return nn.Dense(3)(x.mean((1, 2)))
+
+    return Model(), IMAGE
+
+
 @program({**dense("VmapMlp_0/Dense_0", "I", "V"), **dense("VmapMlp_0/Dense_2", "H", "V"), **dense("VmapMlp_0/Dense_1", "O", "F")})  # fmt: skip
 def linen_ensemble_under_vmap(n):
     class Mlp(nn.Module):
