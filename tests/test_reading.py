@@ -422,6 +422,26 @@ def test_a_readout_that_the_call_leaves_out_is_a_warning_whose_remedy_works():
     assert scales["head/kernel"].carried == 4
 
 
+def test_an_nnx_module_that_is_no_pytree_says_what_to_pass():
+    class Model(nnx.Module, pytree=False):
+        def __init__(self, width):
+            self.layer = nnx.Linear(5, width, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.layer(x)
+
+    def pair(model):
+        graph, state = nnx.split(model)
+        return (lambda state, *inputs: nnx.merge(graph, state)(*inputs)), state
+
+    inputs = (kit.floats(2, 5),)
+    said = r"pytree=False pass \(lambda state, \*inputs: nnx.merge\(graph, state\)"
+    with pytest.raises(ValueError, match=said):
+        optim.infer_scales(Model(8), Model(32), inputs=inputs)
+    scales = optim.infer_scales(pair(Model(8)), pair(Model(32)), inputs=inputs)
+    assert scales["layer/kernel"].role == "input"
+
+
 def test_a_stack_of_convolutions_that_the_call_leaves_out_is_a_question():
     """Its kernel of four axes is none of a convolution over two."""
 

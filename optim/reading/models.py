@@ -202,7 +202,17 @@ def _take_apart(model: Any, which: str) -> _Built:
     is_pair = _has_state(kind)
     read_into(model[0] if is_pair else model, trained)
     if not trained:
-        raise ValueError(f"the {which} has no floating-point parameters")
+        first = next(iter(jax.tree.leaves(model)), None)
+        raise ValueError(
+            f"the {which} has no floating-point parameters"
+            + (
+                "; for an NNX module with pytree=False pass (lambda state, *inputs: "
+                "nnx.merge(graph, state)(*inputs), state), with graph, state = "
+                "nnx.split(model)"
+                if first is model and has_base(model, "Module")
+                else ""
+            )
+        )
     leaves, structure = jax.tree.flatten(model)
     names = [path for path, _ in flatten(model[0] if is_pair else model)]
     paths: list[str] = []
