@@ -7,6 +7,7 @@ the number of its iterations.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
@@ -838,7 +839,24 @@ class Program:
 
     def leads(self, start: Node, end: Node) -> bool:
         """Whether `end` is computed from `start`."""
-        return start is end or bool(self.between(start, end))
+        if start is end or (end.data and self._sources[end.id] >> start.id & 1):
+            return True
+        has_steps = any(over_data for _, _, over_data in self.loops.values())
+        return has_steps and bool(self.between(start, end))
+
+    @functools.cached_property
+    def _sources(self) -> list[int]:
+        """The data that each node is computed from, as bits at the places of their ids.
+
+        Also the operands that are no data.
+        """
+        found: list[int] = []
+        for node in self.nodes:
+            bits = 0
+            for x in earlier(node):
+                bits |= 1 << x.id | (found[x.id] if x.data else 0)
+            found.append(bits)
+        return found
 
     def between(self, start: Node, end: Node) -> frozenset[int]:
         """Ids of the nodes that lead from `start` to `end`, with `end`."""
