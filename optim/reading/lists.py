@@ -117,7 +117,7 @@ def _match(
     """
     many, few = _sorted(large), _sorted(small)
     kinds, others = _kinds(large[i] for i in many), _kinds(small[i] for i in few)
-    alike = _rhythm(kinds) == _rhythm(others) or _repeats(others, kinds)
+    alike = any(of(kinds) == of(others) for of in (_rhythm, _squeezed))
     if max(kinds) != max(others) or not alike:
         lacking = max(kinds) > max(others)
         raise ValueError(
@@ -172,20 +172,21 @@ def _rhythm(kinds: list[int]) -> list[int]:
     return runs
 
 
-def _repeats(few: list[int], many: list[int]) -> bool:
-    """Whether one sequence is the other with a part of it repeated in place.
+def _squeezed(kinds: list[int]) -> list[int]:
+    """The sequence of kinds with what is repeated in place once.
 
     Examples:
-      >>> _repeats([0, 1, 2, 3], [0, 1, 2, 1, 2, 3])
-      True
+      >>> _squeezed([0, 1, 1, 0, 1, 1, 2, 3, 3])
+      [0, 1, 2, 3]
     """
-    more = len(many) - len(few)
-    return more > 0 and any(
-        many == few[:at] + few[at : at + size] * (more // size) + few[at:]
-        for size in range(1, len(few))
-        if more % size == 0
-        for at in range(len(few) - size + 1)
-    )
+    found: list[int] = []
+    for kind in kinds:
+        found.append(kind)
+        for size in range(1, len(found) // 2 + 1):
+            if found[-size:] == found[-2 * size : -size]:
+                del found[-size:]
+                break
+    return found
 
 
 def _letters(kinds: list[int]) -> str:

@@ -400,11 +400,15 @@ class Numbers:
         if value is None:
             return self.of.get(node.operands[k].id)  # the end of a loop
         if node.op in ("mul", "div"):
-            ratio = self._ratios.of(node, k)
+            total, growth = averaged(node), math.nan
+            if total and (twin is None or averaged(twin)):
+                each = (self._shapes.growth(total, 0, a) for a in total.params["axes"])
+                growth = math.prod(each)
+            ratio = 1 / growth if growth > 0 else self._ratios.of(node, k)
             if ratio == 0:
                 return None
             known = math.log(ratio) if ratio > 0 else 0.0
-            constant = 0.0 if averaged(node) else known  # of a mean
+            constant = 0.0 if total else known
             return Log(known, constant) if ratio > 0 else self._unknown(node)
         if not value or not _SMALL <= abs(value) < _LARGE:
             return None

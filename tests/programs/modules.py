@@ -377,6 +377,49 @@ def linen_resnet_whose_shortcuts_have_batch_statistics(n, L):
     return Model(), IMAGE
 
 
+def _numbers(k, strided=False):
+    """Of the k-th layers of blocks: six, one with a stride, and six more."""
+    return "|".join(str(1 + 3 * i + k) for i in range(13) if (i == 6) == strided)
+
+
+@program(
+    {
+        "Conv_0/kernel": "I",
+        rf"Conv_({_numbers(0)}|{_numbers(2)})/kernel": "Hb",
+        rf"Conv_({_numbers(0, True)}|{_numbers(2, True)})/kernel": "H",
+        rf"Conv_({_numbers(1)})/kernel": "I|Vb",
+        rf"Conv_({_numbers(1, True)})/kernel": "I|V",
+        r"[ab]\d+/.*": "Vb",
+        r"c\d+/.*": "Ve",
+        r"(stem|strided.)/.*": "V",
+        **dense("Dense_0", "O", "F"),
+    },
+    deep=True,
+)
+def linen_inverted_bottlenecks_in_one_module(n, L):
+    """Layers with kernels of one shape average over different numbers of places."""
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            def conv(x, name, width, size=1, **options):
+                x = nn.Conv(width, (size, size), use_bias=False, **options)(x)
+                return nn.BatchNorm(use_running_average=False, name=name)(x)
+
+            x = nn.relu(conv(x, "stem", n, 3))
+            for i in range(2 * L + 1):
+                names = [f"strided{k}" if i == L else f"{k}{i}" for k in "abc"]
+                wide, width = 4 * x.shape[-1], n if i < L else 2 * n
+                y = nn.relu(conv(x, names[0], wide))
+                options = dict(feature_group_count=wide, strides=1 + (i == L))
+                y = nn.relu(conv(y, names[1], wide, 3, **options))
+                y = conv(y, names[2], width)
+                x = x + y if x.shape == y.shape else y
+            return nn.Dense(3)(x.mean((1, 2)))
+
+    return Model(), IMAGE
+
+
 @program({**dense("VmapMlp_0/Dense_0", "I", "V"), **dense("VmapMlp_0/Dense_2", "H", "V"), **dense("VmapMlp_0/Dense_1", "O", "F")})  # fmt: skip
 def linen_ensemble_under_vmap(n):
     class Mlp(nn.Module):
