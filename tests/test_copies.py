@@ -77,6 +77,9 @@ INEXACT_IN_DEPTH = {
     "kinds_of_blocks_alternate_of_which_one_splits_a_kernel": _TURNS,
     "linear_attention_whose_values_are_divided_by_the_depth": _MULTIPLIED,
     "linen_compact_transformer": _TURNS,
+    "linen_resnet_whose_shortcuts_have_batch_statistics": (
+        "the first layer of a stage has shapes of its own"
+    ),
     "logits_that_a_scan_over_layers_adds_up": _LAYERS,
     "mean_velocity_by_its_derivative": _NUMBER,
     "modulations_of_all_layers_by_one_kernel": _BESIDE,
