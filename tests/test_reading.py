@@ -424,22 +424,24 @@ def test_a_readout_that_the_call_leaves_out_is_a_warning_whose_remedy_works():
 
 def test_an_nnx_module_that_is_no_pytree_says_what_to_pass():
     class Model(nnx.Module, pytree=False):
-        def __init__(self, width):
-            self.layer = nnx.Linear(5, width, rngs=nnx.Rngs(0))
+        def __init__(self, width, depth):
+            layers = (nnx.Linear(5, 5, rngs=nnx.Rngs(0)) for _ in range(depth))
+            self.layers = [*layers, nnx.Linear(5, width, rngs=nnx.Rngs(0))]
 
         def __call__(self, x):
-            return self.layer(x)
+            for layer in self.layers[:-1]:
+                x = x + layer(x)
+            return self.layers[-1](x)
 
-    def pair(model):
-        graph, state = nnx.split(model)
-        return (lambda state, *inputs: nnx.merge(graph, state)(*inputs)), state
-
-    inputs = (kit.floats(2, 5),)
-    said = r"pytree=False pass \(lambda state, \*inputs: nnx.merge\(graph, state\)"
-    with pytest.raises(ValueError, match=said):
-        optim.infer_scales(Model(8), Model(32), inputs=inputs)
-    scales = optim.infer_scales(pair(Model(8)), pair(Model(32)), inputs=inputs)
-    assert scales["layer/kernel"].role == "input"
+    pairs, inputs, names = [], (kit.floats(2, 5),), {"nnx": nnx}
+    for model in (Model(8, 2), Model(32, 3)):
+        with pytest.raises(ValueError, match="pytree=False pass") as error:
+            optim.infer_scales(model, model, inputs=inputs)
+        pair, split = re.search(r"pass (\(.*\)), after (.*)", str(error.value)).groups()
+        names["model"] = model  # pasted twice, one after the other
+        exec(f"{split}; pair = {pair}", names)
+        pairs.append(names["pair"])
+    assert optim.infer_scales(*pairs, inputs=inputs)["layers/3/kernel"].role == "input"
 
 
 def test_a_stack_of_convolutions_that_the_call_leaves_out_is_a_question():

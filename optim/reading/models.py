@@ -206,9 +206,9 @@ def _take_apart(model: Any, which: str) -> _Built:
         raise ValueError(
             f"the {which} has no floating-point parameters"
             + (
-                "; for an NNX module with pytree=False pass (lambda state, *inputs: "
-                "nnx.merge(graph, state)(*inputs), state), with graph, state = "
-                "nnx.split(model)"
+                "; for an NNX module with pytree=False pass (lambda state, *inputs, "
+                "graph=graph: nnx.merge(graph, state)(*inputs), state), after graph, "
+                "state = nnx.split(model)"
                 if first is model and has_base(model, "Module")
                 else ""
             )

@@ -16,6 +16,11 @@ def attend(w, y):
     return flat(attention(*(heads(y @ w[c], 4) for c in "qkv"), 0.5)) @ w["o"]
 
 
+def experts(w, x):
+    y = jax.nn.relu(jnp.einsum("btd,edf->btef", x, w["up"]))
+    return jnp.einsum("btef,efd,bte->btd", y, w["down"], jax.nn.softmax(x @ w["r"]))
+
+
 def modulated(n, L, parts, mods):
     """Blocks that are shifted, scaled and gated by what one kernel makes for all."""
     p = zeros(**{"in": (5, n), "out": (n, 3)}, cond=(3, n), mods=mods)
@@ -738,10 +743,6 @@ def one_dense_layer_before_those_of_experts_and_a_shared_one(n, L):
     for i, w in enumerate(p["b"]):
         w |= zeros(r=(n, 4), **kernels) if i else zeros(first=(n, n), second=(n, n))
 
-    def experts(w, x):
-        y = jax.nn.relu(jnp.einsum("btd,edf->btef", x, w["up"]))
-        return jnp.einsum("btef,efd,bte->btd", y, w["down"], jax.nn.softmax(x @ w["r"]))
-
     def call(p, x):
         x = p["in"][x]
         for i, w in enumerate(p["b"]):
@@ -772,10 +773,6 @@ def one_dense_layer_before_a_scan_of_experts(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 5)}, one=dict(u=(n, n), d=(n, n), **kernels))
     w = layers(L - 1, r=(n, 4), up=(4, n, n), down=(4, n, n), **kernels)
     p["b"] = jax.tree.map(lambda *x: jnp.stack(x), *w)
-
-    def experts(w, x):
-        y = jax.nn.relu(jnp.einsum("btd,edf->btef", x, w["up"]))
-        return jnp.einsum("btef,efd,bte->btd", y, w["down"], jax.nn.softmax(x @ w["r"]))
 
     def block(x, w):
         x = x + attend(w, norm(x))
