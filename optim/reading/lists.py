@@ -157,9 +157,20 @@ def _sorted(blocks: Iterable[str]) -> list[str]:
 
 
 def _kinds(blocks: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Number the blocks by kind: equal shapes give equal numbers."""
+    """Number the blocks by kind: equal shapes give equal numbers.
+
+    Numbers in the names of parts count by their order: `WeightNorm_3/Dense_3`.
+    """
     seen: dict[Hashable, int] = {}
-    shapes = (frozenset((tail, leaf.shape) for tail, leaf in b.items()) for b in blocks)
+
+    def key(tail: str) -> list[str | int]:
+        parts = re.split(r"(\d+)", tail)
+        return [int(x) if x.isdigit() else x for x in parts]
+
+    shapes = (
+        tuple((NUMBER.sub("#", tail), b[tail].shape) for tail in sorted(b, key=key))
+        for b in blocks
+    )
     return [seen.setdefault(block, len(seen)) for block in shapes]
 
 

@@ -313,6 +313,22 @@ def linen_residual_mlp_of_numbered_layers(n, L):
     return Model(), X
 
 
+# A wrapped layer is named in its wrapper, by a number of its own.
+@program({"inp/kernel": "I", r"LayerNorm_\d+/(scale|bias)": "Vb", r"Dense_\d+/kernel": "Hb", r"Dense_\d*[13579]/bias": "Ve", r"Dense_\d*[02468]/bias": "Vb", r"WeightNorm_\d*[13579]/.*/kernel/scale": "Ve", r"WeightNorm_\d*[02468]/.*/kernel/scale": "Vb", "out/kernel": "O"}, deep=True)  # fmt: skip
+def linen_weight_norms_in_one_module(n, L):
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(n, use_bias=False, name="inp")(x)
+            for _ in range(L):
+                inner, outer = nn.Dense(2 * n), nn.Dense(n)
+                y = nn.relu(nn.WeightNorm(inner)(nn.LayerNorm()(x)))
+                x = x + nn.WeightNorm(outer)(y)
+            return nn.Dense(3, use_bias=False, name="out")(x)
+
+    return Model(), S
+
+
 @program({**dense("Dense_0", "I", "V"), **dense("Dense_(1|3|5|7|9|11)", "H", "V", "b"), **dense("Dense_(2|4|6|8|10|12)", "H", "V", "e"), **dense("Dense_13", "O", "F")}, deep=True)  # fmt: skip
 def linen_compact_list_of_one_class_with_several_kinds(n, L):
     class Model(nn.Module):
