@@ -422,7 +422,7 @@ class Branches:
                 node, skip, end
             ):
                 continue
-            for start, trunk, factor in self._starts(node, skip):
+            for start, trunk, factor in self._starts(node, skip, end):
                 inside = self._program.between(start, end)
                 if start is not trunk and trunk.id in inside:
                     break  # it reads what was added since
@@ -474,7 +474,9 @@ class Branches:
             carry, _ = self.factors.trunk(carry.operands[1])
         return bool(seen) and carry is node
 
-    def _starts(self, add: Node, skip: Node) -> Iterable[tuple[Node, Node, float]]:
+    def _starts(
+        self, add: Node, skip: Node, end: Node
+    ) -> Iterable[tuple[Node, Node, float]]:
         """Where the branch may start: (node, stream, the constant of the stream)."""
         trunk, factor = self.factors.trunk(skip)
         at, constant = skip, 1.0
@@ -497,6 +499,12 @@ class Branches:
                 )
             again = stream.op == "add" and add.line and stream.spot == add.spot
             if stream.op == "carry" or stream.id in self._trunks or again:
+                yield before, before, factor
+        # Or the stream before, of which the skip is a pool or another fixed function.
+        before = self._common(skip, end)
+        sums = self.normed(before) if before is not None else ()
+        if before is not None and any(x.id in self._trunks for x in sums):
+            if not self._kernels(self._program.between(before, skip)):
                 yield before, before, factor
 
     def _copied(self, node: Node) -> list[Node]:

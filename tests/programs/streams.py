@@ -1323,3 +1323,22 @@ def values_of_a_scaled_embedding_added_to_its_norm(n, L):
         return norm(x) @ p["out"]
 
     return p, (tokens(2, 6),), call
+
+
+# As in MViT: the branch pools what it makes of the stream before its skip is pooled.
+@program({**ENDS, r"b/\d+/a": "Hb", r"b/\d+/d": "He"}, deep=True)
+def stages_whose_skip_is_pooled(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(2 * L, a=(n, n), d=(n, n))}
+
+    def call(p, x):
+        def pool(x):
+            return jnp.maximum(x[:, ::2], x[:, 1::2])
+
+        x = x @ p["in"]
+        for i, w in enumerate(p["b"]):
+            y = jnp.tanh(x @ w["a"])
+            x = norm(pool(x) + pool(y) @ w["d"] if i == L else x + y @ w["d"])
+        return x.mean(1) @ p["out"]
+
+    return p, S, call
