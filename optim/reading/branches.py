@@ -502,10 +502,10 @@ class Branches:
                 yield before, before, factor
         # Or the stream before, of which the skip is a pool or another fixed function.
         before = self._common(skip, end)
-        sums = self.normed(before) if before is not None else ()
-        if before is not None and any(x.id in self._trunks for x in sums):
-            if not self._kernels(self._program.between(before, skip)):
-                yield before, before, factor
+        if before is None or self._kernels(self._program.between(before, skip)):
+            return
+        if any(x.id in self._trunks for x in self.normed(before)):
+            yield before, before, factor
 
     def _copied(self, node: Node) -> list[Node]:
         """The stream of which several copies start, e.g. stack([x, x]), or a part.
