@@ -343,8 +343,13 @@ class Branches:
         }
 
         def is_read(b: Branch) -> bool:
-            later = (x for x in self.all if b.add.id < x.end.id)
-            stops = {(x.add.id, x.end.id) for x in later if b.trunk.id <= x.trunk.id}
+            later = [x for x in self.all if b.add.id < x.end.id]
+            later = [x for x in later if b.trunk.id <= x.trunk.id]
+            if self.factors.trunk(b.end)[0].id in self._trunks:  # of two streams
+                inside = frozenset[int]().union(*(x.inside for x in later))
+                if {x.id for x in self._axes.uses(b.add)} <= inside:
+                    return True  # a loss may read the branch, too
+            stops = {(x.add.id, x.end.id) for x in later}
             return bool(stops) and self.escapes(b.add, stops) is None
 
         single = [b for b in self.all if b.add.spot not in going_on]

@@ -62,6 +62,9 @@ def _computed(model: Facts, adds: Set[int]) -> Iterator[tuple[int, Node]]:
     streams = {b.add.id for b in branches} | adds
     found: dict[int, int] = {}
     for node in model.reading.program.nodes:
+        # What layers leave out at random is a stream, too.
+        if node.op == "select_n" and any(x.id in streams for x in node.operands[1:]):
+            streams.add(node.id)
         how: list[Hashable] = [node.op, len(node.shape), node.params.get("y")]
         if node.param is not None:
             how.append(model.opened(model.reading.path_of[node.param]))

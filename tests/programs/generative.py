@@ -397,6 +397,31 @@ def top_down_layers_whose_latents_are_in_the_loss(n, L):
     return p, (floats(2, 4, 5), floats(2, 4, 2)), call
 
 
+@program(
+    {
+        **{"in": "I", "start": "V", "out": "O", r"e/\d/u": "Hb", r"e/\d/d": "He"},
+        **{r"d/\d/q": "Ob", r"d/\d/z": "Ie"},
+    },
+    deep=True,
+)
+def top_down_layers_that_read_the_sum_of_two_streams(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 5)}, start=(4, n))
+    p |= {"e": layers(L, u=(n, n), d=(n, n)), "d": layers(L, q=(n, 4), z=(4, n))}
+
+    def call(p, x):
+        x, h, loss, xs = x @ p["in"], jnp.broadcast_to(p["start"], (2, 4, n)), 0.0, []
+        for w in p["e"]:
+            x = x + jax.nn.gelu(x @ w["u"]) @ w["d"]
+            xs.append(x)
+        for w in p["d"]:
+            z = jax.nn.gelu(xs.pop() + h) @ w["q"]
+            loss += (z**2).mean()
+            h = h + jnp.tanh(z) @ w["z"]
+        return h @ p["out"], loss
+
+    return p, (floats(2, 4, 5),), call
+
+
 # A term of each layer is a gradient of its branch, and so has the branch's multiplier.
 def by_gradients(f, x, v):
     y, pull = jax.vjp(f, x)

@@ -694,6 +694,20 @@ def haiku_convolutions_with_state(n):
     return hk.transform_with_state(forward), IMAGE
 
 
+@program({"first/w": "I", "first/b": "V", r"b\d/(query|key|value)/w": "Hb", r"b\d/(query|key|value)/b": "Vb", r"b\d/linear/w": "He", r"b\d/linear/b": "Ve", "last/w": "O", "last/b": "F"}, deep=True)  # fmt: skip
+def haiku_attention_that_where_leaves_out(n, L):
+    def forward(x):
+        x = hk.Linear(n, name="first")(x)
+        for i in range(L):
+            init = hk.initializers.VarianceScaling()
+            block = hk.MultiHeadAttention(n // 4, 4, w_init=init, name=f"b{i}")
+            keep = jax.random.bernoulli(hk.next_rng_key(), 0.9)
+            x = jnp.where(keep, x + block(x, x, x), x)
+        return hk.Linear(3, name="last")(x)
+
+    return hk.transform(forward), S
+
+
 @program(
     {"gru/w_i": "I", "gru/w_h": "H", "gru/b": "V", "linear/w": "O", "linear/b": "F"}
 )
