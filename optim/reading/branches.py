@@ -444,7 +444,7 @@ class Branches:
                         continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
                     return self._made(node, start, end, inside, factor)
-        if not is_sum or one.shape != other.shape:
+        if not is_sum:
             return None
         return self._carried(node, pairs) or self._projected(node)
 

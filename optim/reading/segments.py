@@ -16,7 +16,7 @@ from .leaves import Leaves
 from .links import ELEMENTWISE, indices, is_kernel, walks_layers
 from .lists import Pairing
 from .models import Reading
-from .program import MOVES, PRODUCTS, Node, Program, reach
+from .program import MOVES, PRODUCTS, Node, Program, origin, reach
 
 ByAxis = dict[int, Cut]
 
@@ -509,7 +509,8 @@ class _Finder:
                     continue
                 found |= {start, *(start + x for x in inner)}
                 start += part.shape[axis]
-            return found - {0}
+            copies = len({origin(x).id for x in node.operands}) == 1
+            return () if copies else found - {0}
         return {
             cut * through.down // through.up
             for operand, through in _sources(node, axis)

@@ -267,6 +267,23 @@ def hyper_connections_of_two_streams(n, L):
     return p, X, call
 
 
+# As in mHC, but for a matrix that is normalized once and a mean that is read.
+@program({**ENDS, r"b/\d/m": "Om", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def copies_of_a_stream_mixed_by_a_matrix_of_each_example(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n), m=(2 * n, 4))}
+
+    def call(p, x):
+        h = jnp.stack([x @ p["in"]] * 2, 1)
+        for w in p["b"]:
+            m = jnp.exp(norm(h.reshape(4, -1)) @ w["m"]).reshape(-1, 2, 2)
+            y = mlp(w, h.mean(1))
+            h = (m / m.sum(-1, keepdims=True)) @ h + y[:, None]
+        return norm(h.mean(1)) @ p["out"]
+
+    return p, X, call
+
+
 @program({**ENDS, "u": "Hb", "d": "He"}, deep=True, asks="count its own layers")
 def layer_numbers_that_are_an_input(n, L, remedy=False):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(L, n, n), d=(L, n, n))
