@@ -602,6 +602,8 @@ class Branches:
                 x.weight and _is_number(x) for x in node.operands
             ):
                 node, _ = self.factors.trunk(next(x for x in node.operands if x.data))
+            elif node.op == "max" and not node.operands[1].data:  # a ReLU
+                node, _ = self.factors.trunk(node.operands[0])
             else:
                 return
 

@@ -949,6 +949,31 @@ def tokens_beside_a_class_token_that_some_branches_leave_out(n, L):
 
 @program(
     {
+        **{"in": "I", "second": "H", "out": "O"},
+        r"b/\d/[uv]": "Hb",
+        r"b/\d/[dexy]": "He",
+    },
+    deep=True,
+)
+def two_streams_that_exchange_before_relus(n, L):
+    """As the resolutions of HRNet."""
+    p = zeros(**{"in": (5, n), "second": (n, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("uvdexy", (n, n)))}
+
+    def call(p, x):
+        x = jax.nn.relu(x @ p["in"])
+        y = jax.nn.relu(x @ p["second"])
+        for w in p["b"]:
+            x = jax.nn.relu(x + jax.nn.relu(x @ w["u"]) @ w["d"])
+            y = jax.nn.relu(y + jax.nn.relu(y @ w["v"]) @ w["e"])
+            x, y = jax.nn.relu(x + y @ w["x"]), jax.nn.relu(y + x @ w["y"])
+        return (x + y) @ p["out"]
+
+    return p, S, call
+
+
+@program(
+    {
         **ENDS,
         "img": "I",
         r"b/\d/x?[qkvu]": "Hb",
