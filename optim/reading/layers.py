@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 
 from .depth import Depth
+from .factors import PARTS
 from .pair import Pair
 from .program import Node, reach
 
@@ -21,6 +22,9 @@ class Layers:
       products: the same ratio for sums of products of activations that layers add up.
       again: what adds to a stream what was added before, e.g. with momentum.
       others: sums of more values than in the base, of which no more is known.
+      steps: additions of a part of a branch to the stream, for the branch's own use,
+        e.g. for a solver's second evaluation, by id: which operand is the part, and the
+        ratio of the numbers of layers.
     """
 
     def __init__(self, pair: Pair, depth: Depth, twin: Mapping[int, Node]):
@@ -40,6 +44,19 @@ class Layers:
         adds = [x for x in self._program.nodes if x.op == "add"]
         self.again |= {x.id for x in adds if x.spot in spots}
         self.others = self._repeated() - self.streams.keys() - self.again
+        self.steps = {
+            x.id: (k, depth.of(b))
+            for b in depth.counted
+            for x in (self._program.nodes[i] for i in b.inside)
+            for k, y in enumerate(x.operands if x.op == "add" else ())
+            if y.id in b.inside and self._rows_of(x.operands[1 - k]) is b.trunk
+            if x.id not in self.streams
+        }
+
+    def _rows_of(self, node: Node) -> Node:
+        """The value that some rows are taken of."""
+        node, _ = self._large.factors.trunk(node)
+        return self._rows_of(node.operands[0]) if node.op in PARTS else node
 
     def _over_layers(self) -> dict[int, float]:
         """The sums over layers, and the ratios of the numbers of their terms."""

@@ -426,6 +426,13 @@ class Numbers:
             for number in self._differences(each):
                 self._rules.append(Rule(number, node, False, of_widths=again))
             return first if again else self._unknown(node, first)
+        if node.id in self._layers.steps:
+            k, ratio = self._layers.steps[node.id]
+            if (part := each[k]) is not None and (skip := each[1 - k]) is not None:
+                number = part - skip + Log(depth=math.log(ratio))
+                rule = Rule(number, node, number.is_known, of_widths=True)
+                self._rules.append(rule)
+            return each[1 - k]
         if op in _SAME:
             return self._moved(node, first)
         if op in PRODUCTS or op == "reduce_sum":

@@ -1384,3 +1384,36 @@ def stages_whose_skip_is_pooled(n, L):
         return x.mean(1) @ p["out"]
 
     return p, S, call
+
+
+@program({**ENDS, r"b/\d/[ac]": "Hb", r"b/\d/[bd]": "He"}, deep=True)
+def layers_that_return_the_sum_of_their_branches(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("abcd", (n, n)))}
+
+    def layer(w, x):
+        y = jnp.tanh(norm(x) @ w["a"]) @ w["b"]
+        return y + jnp.tanh(norm(x + y) @ w["c"]) @ w["d"]
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + layer(w, x)
+        return norm(x) @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/[ud]": "Hb"}, deep=True)
+def steps_of_heun_over_the_depth(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            one = mlp(w, x)
+            two = mlp(w, x + one / L)
+            x = x + (one + two) / (2 * L)
+        return norm(x) @ p["out"]
+
+    return p, X, call
