@@ -497,13 +497,21 @@ class Branches:
             yield before, trunk, factor
         before = self.factors.unweighted(trunk)
         if trunk.op == "mul" and before is not trunk:
-            stream = before
-            while self.factors.with_weight(stream) is not None:
-                stream, _ = self.factors.trunk(
-                    next(x for x in stream.operands if x.data)
-                )
-            again = stream.op == "add" and add.line and stream.spot == add.spot
-            if stream.op == "carry" or stream.id in self._trunks or again:
+            # Perhaps after other additions of the layer, which have gains of their own.
+            def again(x: Node) -> bool:
+                return x.op == "add" and bool(add.line) and x.spot == add.spot
+
+            def gained(x: Node) -> list[Node]:
+                data = [self.factors.trunk(y)[0] for y in x.operands if y.data]
+                if self.factors.with_weight(x) is not None:
+                    return data[:1]
+                scaled = [y for y in data if self.factors.unweighted(y) is not y]
+                return scaled if x.op == "add" and not again(x) else []
+
+            def is_stream(x: Node) -> bool:
+                return x.op == "carry" or x.id in self._trunks or again(x)
+
+            if any(map(is_stream, reach([before], gained))):
                 yield before, before, factor
         # Or the stream before, of which the skip is a pool or another fixed function.
         before = self._common(skip, end)

@@ -665,6 +665,21 @@ def gain_of_each_layer_on_the_stream_after_two_steps(n, L):
     return p | {"b": layers(L, u=(n, n), d=(n, n), g=(n,))}, X, call
 
 
+@program({**ENDS, r"b/\d/[uv]": "Hb", r"b/\d/[de]": "He", r"b/\d/g\d": "Vm"}, deep=True)
+def gains_on_the_stream_before_each_of_two_steps(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("uvde", (n, n)), g1=(n,), g2=(n,))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = w["g1"] * x + jax.nn.relu(unit(x) @ w["u"]) @ w["d"]
+            x = w["g2"] * x + jax.nn.relu(unit(x) @ w["v"]) @ w["e"]
+        return unit(x) @ p["out"]
+
+    return p, X, call
+
+
 @program({**ENDS, "u": "Hba", "d": "Hea", "times": "Ve"}, deep=True)
 def times_that_are_added_before_each_step_of_one_layer(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(n, n), d=(n, n), times=(L, n))
