@@ -610,10 +610,20 @@ class Branches:
                 x.weight and _is_number(x) for x in node.operands
             ):
                 node, _ = self.factors.trunk(next(x for x in node.operands if x.data))
-            elif node.op == "max" and not node.operands[1].data:  # a ReLU
-                node, _ = self.factors.trunk(node.operands[0])
+            elif (before := self._before_activation(node)) is not None:
+                node, _ = self.factors.trunk(before)
             else:
                 return
+
+    def _before_activation(self, node: Node) -> Node | None:
+        """The sum of which a value is an elementwise function, e.g. x * sigmoid(x)."""
+        before = self._dominator.get(node.id)
+        if before is None or before.op != "add" or before.shape != node.shape:
+            return None
+        inside = self._program.between(before, node)
+        nodes = self._program.nodes
+        same = all(nodes[i].shape == node.shape for i in inside)
+        return before if same and not self._kernels(inside) else None
 
     def _before_gain(self, node: Node) -> Node | None:
         """The stream to which branches added a value, perhaps before its gates."""

@@ -970,18 +970,18 @@ def tokens_beside_a_class_token_that_some_branches_leave_out(n, L):
     },
     deep=True,
 )
-def two_streams_that_exchange_before_relus(n, L):
+def two_streams_that_exchange_before_activations(n, L):
     """As the resolutions of HRNet."""
     p = zeros(**{"in": (5, n), "second": (n, n), "out": (n, 3)})
     p |= {"b": layers(L, **dict.fromkeys("uvdexy", (n, n)))}
 
     def call(p, x):
         x = jax.nn.relu(x @ p["in"])
-        y = jax.nn.relu(x @ p["second"])
+        y = jax.nn.silu(x @ p["second"])
         for w in p["b"]:
             x = jax.nn.relu(x + jax.nn.relu(x @ w["u"]) @ w["d"])
-            y = jax.nn.relu(y + jax.nn.relu(y @ w["v"]) @ w["e"])
-            x, y = jax.nn.relu(x + y @ w["x"]), jax.nn.relu(y + x @ w["y"])
+            y = jax.nn.silu(y + jax.nn.relu(y @ w["v"]) @ w["e"])
+            x, y = jax.nn.relu(x + y @ w["x"]), jax.nn.silu(y + x @ w["y"])
         return (x + y) @ p["out"]
 
     return p, S, call
