@@ -96,7 +96,8 @@ def forward(branch, logit, head=None, around=0.0):
             y = jnp.tanh(x @ w["up"]) @ w["down"] + w["bias"][None, None]
             if "gain" in w:
                 y = y / jnp.sqrt(jnp.mean(y**2, -1, keepdims=True) + 1e-2)
-                y = y * (around + w["gain"][None, None])
+                gain = w["gain"][None, None]
+                y = y * (around + 0.5 * gain if around else gain)
             x = x + branch * y
         return jnp.tanh(x) @ params["out"]
 
@@ -148,7 +149,7 @@ def test_carried_equals_multiplied(optimizer, name, wider, deeper, attends, gain
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon", "lamb", "adafactor"])
 def test_gains_around_one_carry_too(optimizer):
     def gains(params):
-        blocks = [w | {"gain": w["gain"] - 1} for w in params["blocks"]]
+        blocks = [w | {"gain": 2 * (w["gain"] - 1)} for w in params["blocks"]]
         return params | {"blocks": blocks}
 
     key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 3, 5))
@@ -160,7 +161,7 @@ def test_gains_around_one_carry_too(optimizer):
         scales = optim.infer_scales(
             (base, small), (run, large), inputs=(x,), parametrization="completep"
         )
-        assert scales["blocks/0/gain"].offset == (branch == 1)
+        assert scales["blocks/0/gain"].offset == 2 * (branch == 1)
         params = optim.rescale_init(large, scales)
         results.append(train(run, params, RATE[optimizer](scales), x))
     assert jnp.abs(results[0] - results[1]).max() < 1e-10

@@ -542,9 +542,9 @@ class Axes:
         return found
 
     def _averages(self, node: Node) -> bool:
-        """Whether entries are a choice, or shares of their sum."""
+        """Whether entries are those of a choice, or shares of their sum."""
         shares = node.op == "div" and origin(node.operands[1]).op == "reduce_sum"
-        return shares or node.op == "top_k" or node.id in self.hot
+        return shares or node.op == "top_k"
 
     def entries(self, node: Node) -> Labels:
         """The output axes of parameters that the axes of an activation come from."""
@@ -628,14 +628,11 @@ class Axes:
         return node.id in self._normed and other.id not in self._normed
 
     def _leads_on(self, node: Node) -> bool:
-        """Whether a product of parameters gets a bias or a nonlinearity.
-
-        Or is added to an activation; a low-rank product is added to a kernel.
-        """
+        """Whether a product of parameters gets a bias or a nonlinearity."""
         for after in self._uses.get(node.id, ()):
             if after.op == "add" and len(after.operands) == 2:
                 other = after.operands[after.operands[0] is node]
-                if other.data or len([n for n in origin(other).shape if n > 1]) < 2:
+                if len([n for n in origin(other).shape if n > 1]) < 2:
                     return True
             elif not after.weight:
                 continue
@@ -709,8 +706,6 @@ class Axes:
             # A learned image: an activation from here on.
             node.data, node.weight = True, False
             self._mark(node, [(axes, Use.ENTRY) for axes in self._of(data)])
-        if node.weight and not data.weight:  # sinusoids of positions, by a layer
-            node.data, node.weight = True, False
         labels = self._modulated(kernel)
         if labels:
             self._results[node.id] = self._multiplied(node, [(), labels])

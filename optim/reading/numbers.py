@@ -531,7 +531,7 @@ class Numbers:
         """A Fourier transform sums n entries of random signs; its inverse divides."""
         if number is None:
             return None
-        power = -0.5 if "I" in str(node.params["fft_type"]) else 0.5
+        power = -0.5 if "I" in node.params["fft_type"].name else 0.5
         axes = range(-len(node.params["fft_lengths"]), 0)
         growth = math.prod(self._shapes.growth(node, 0, axis) for axis in axes)
         return number + Log(power * math.log(growth))

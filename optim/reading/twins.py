@@ -30,6 +30,12 @@ def twins(pair: Pair) -> dict[int, Node]:
         known = all(x.id in found for x in earlier(node) if x.op != "literal")
         if like and (known or len({x.shape for x in kind.then}) == 1):
             found[node.id] = max(like, key=lambda x: _same(before, x))
+    for node in large.reading.program.nodes:  # arrays say nothing of themselves
+        twin = found.get(node.id)
+        pairs = zip(node.operands, twin.operands, strict=True) if twin else ()
+        for x, like_x in pairs:
+            if x.op == like_x.op == "literal":
+                found.setdefault(x.id, like_x)
     return found
 
 

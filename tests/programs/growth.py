@@ -777,11 +777,16 @@ def latents_by_gather(h, top, i, p):
     return (p["d"][i] * top[..., None]).sum(-2)
 
 
+def latents_by_argmax(h, _top, _i, p):
+    return (jax.nn.one_hot(h.argmax(-1), h.shape[-1]) * h) @ p["d"]
+
+
 SPARSE = (
     latents_by_threshold,
     latents_by_scatter,
     latents_by_one_hot,
     latents_by_gather,
+    latents_by_argmax,
 )
 for choose in SPARSE:
 

@@ -132,6 +132,16 @@ def orthogonal_kernel_by_cayley(n, remedy=False):
     return zeros(**ends(n), w=(n, n)), X, call
 
 
+@program({**ENDS, "w": "H"})
+def orthogonal_kernel_by_a_loop(n):
+    def call(p, x):
+        w = p["w"] / jnp.linalg.norm(p["w"])
+        w = lax.fori_loop(0, 5, lambda _, w: 1.5 * w - 0.5 * w @ w.T @ w, w)
+        return jnp.tanh(jnp.tanh(x @ p["in"]) @ w) @ p["out"]
+
+    return zeros(**ends(n), w=(n, n)), X, call
+
+
 def fourier(n, back=lambda x: x, **options):
     def call(p, x):
         h = back(jnp.fft.fft(jnp.tanh(x @ p["in"]), **options).real)
@@ -153,6 +163,15 @@ def fft_of_units_orthonormal(n):
 @program({**ENDS, "w": "H"})
 def fft_of_units_divided_by_the_root(n):
     return fourier(n, lambda x: x / n**0.5)
+
+
+@program({**ENDS, "w": "V"})
+def filter_of_the_fourier_transform_of_units(n):
+    def call(p, x):
+        h = jnp.fft.fft(jnp.tanh(x @ p["in"])) * p["w"]
+        return jnp.tanh(jnp.fft.ifft(h).real) @ p["out"]
+
+    return zeros(**ends(n), w=(n,)), X, call
 
 
 @program({**ENDS, "u": "F", "b": "F"})
@@ -727,6 +746,33 @@ def sinusoids_of_the_width_through_a_layer(n):
         return jax.nn.relu(x @ p["in"] + (places @ p["w"] + p["b"])) @ p["out"]
 
     return zeros(**ends(n), w=(n, n), b=(n,)), S, call
+
+
+@program({**ENDS, "w": "H", "k": "H"})
+def queries_made_of_an_array_of_constants(n):
+    places = np.sin(np.arange(6)[:, None] * np.exp(-np.arange(n) / n))
+
+    def call(p, x):
+        x = jnp.tanh(x @ p["in"])
+        shares = jax.nn.softmax((places @ p["w"]) @ (x @ p["k"]).mT / n)
+        return (shares @ x) @ p["out"]
+
+    return zeros(**ends(n), w=(n, n), k=(n, n)), S, call
+
+
+@program({"e": "I", "w": "H", "out": "O"})
+def several_vectors_of_each_token(n):
+    p = zeros(e=(9, 3, n), w=(n, n), out=(n, 3))
+    return p, T, lambda p, x: jnp.tanh(p["e"][x] @ p["w"]).sum(2) @ p["out"]
+
+
+@program({**ENDS, "z": "F", "w": "I", "v": "H"})
+def latents_that_a_kernel_makes_of_a_few_vectors(n):
+    def call(p, x):
+        z = jnp.tanh((p["z"] @ p["w"]).reshape(6, n))
+        return jnp.tanh(x @ p["in"] + z @ p["v"]) @ p["out"]
+
+    return zeros(**ends(n), z=(2, 4), w=(4, 3 * n), v=(n, n)), S, call
 
 
 # CondConv: what the router makes of an example mixes kernels.
