@@ -83,6 +83,8 @@ class Factors:
           ValueError: a number whose value is not known multiplies it.
         """
         if node.id not in self._known:  # a value may be reached on many paths
+            if node.op == "carry":
+                self._known[node.id] = []  # in what a loop adds to it
             try:
                 ends = self._ends(node)
                 if node.weight:
@@ -106,6 +108,8 @@ class Factors:
                 return [End(param, node) for param, *_ in self.offsets(node)]
         elif node.op in PARTS or (node.op == "carry" and node.weight):
             operands = node.operands[:1]
+        elif node.op == "carry":
+            operands = [x for x in node.operands if x.value != 0]
         elif node.op == "scatter-add":
             operands = [node.operands[0], node.operands[2]]
         elif node.op == "dynamic_update_slice":

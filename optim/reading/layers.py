@@ -82,7 +82,7 @@ class Layers:
 
         for node in self._program.nodes:
             of_layers = node.op == "carry" and not self._program.is_over_data(node.loop)
-            if of_layers and self._repeats(node):
+            if of_layers and self._is_longer(node):
                 added = reach([trunk(node.operands[1])[0]], terms)
                 repeated |= {x.id for x in added if node in reach(terms(x), terms)}
             twin = self._twin.get(node.id)
@@ -102,6 +102,12 @@ class Layers:
         nodes = self._program.nodes
         spots = {i: nodes[i].spot for i in large.terms}
         return {i: now[x] / then[x] for i, x in spots.items() if now[x] and then[x]}
+
+    def _is_longer(self, carry: Node) -> bool:
+        """Whether a loop is longer in the target."""
+        twin, loops = self._twin.get(carry.id), self._program.loops
+        before = self._pair.small.reading.program.loops
+        return twin is None or loops[carry.loop][0] != before[twin.loop][0]
 
     def _repeats(self, node: Node) -> bool:
         """Whether the target has more values like one, of layers or of members."""

@@ -425,7 +425,8 @@ class Numbers:
         if again or node.id in self._layers.others:
             for number in self._differences(each):
                 self._rules.append(Rule(number, node, False, of_widths=again))
-            return first if again else self._unknown(node, first)
+            some = next((x for x in each if x is not None), None)  # one may be zero
+            return first if again else self._unknown(node, some)
         if node.id in self._layers.steps:
             k, ratio = self._layers.steps[node.id]
             if (part := each[k]) is not None and (skip := each[1 - k]) is not None:
@@ -596,14 +597,14 @@ class Numbers:
             then = twin.operands[node.operands.index(branch.end)]
             end += self._ratios.only_of_base(then)
         number = end and end + more
-        if number is None:  # e.g. values of zeros
+        if number is None or (ends and not ends & number.carried.keys()):
+            # E.g. values of zeros, or a sum over more members.
             number = more + Log(parts=dict.fromkeys(ends, 1.0))
         elif skip is not None and not is_again:
             number = number - skip
         whole = None not in (end, skip) and branch.skip == 1 and not is_again
-        if not ends or ends & number.carried.keys():
-            rule = Rule(number, node, whole and number.is_known, branch, end or ONE)
-            self._rules.append(rule)
+        rule = Rule(number, node, whole and number.is_known, branch, end or ONE)
+        self._rules.append(rule)
         if is_again:  # e.g. with momentum
             return self._unknown(node, skip)
         if skip is None:  # the stream starts at zero

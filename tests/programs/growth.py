@@ -813,3 +813,25 @@ def a_quarter_of_all_units_wins(n):
         return x * (x >= least)
 
     return p, X, lambda p, x: winners(winners(x @ p["in"]) @ p["u"]) @ p["out"]
+
+
+# Gates multiply what a loop adds up, so that it may add up more.
+@program({**ENDS, r"b/\d/(r|u)": "Hb", r"b/\d/d": "He"}, deep=True)
+def gated_experts_that_a_loop_adds_up(n, L):
+    p = zeros(**ends(n))
+    p |= {"b": layers(L, r=(n, n // 4), u=(n // 4, n, n), d=(n // 4, n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+            gates = jax.nn.softmax(y @ w["r"]).T[:, :, None]
+
+            def add(total, expert, y=y):
+                gate, u, d = expert
+                return total + gate * (jax.nn.relu(y @ u) @ d), None
+
+            x = x + lax.scan(add, jnp.zeros_like(x), (gates, w["u"], w["d"]))[0]
+        return norm(x) @ p["out"]
+
+    return p, X, call
