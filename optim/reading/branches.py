@@ -436,7 +436,8 @@ class Branches:
                     inside |= self.only_for(end, {start.id})
                 if inside and self._kernels(inside):
                     simple = not any(x.add.id in inside for x in self.all)
-                    if start.id < trunk.id and not simple:  # by another stream
+                    crosses = start.id < trunk.id or start.id not in self._learned
+                    if crosses and not simple:  # by another stream
                         own = self.only_for(end, {x.add.id for x in self.all})
                         inside = own if self._kernels(own) else inside
                     simple = simple or self._spots[node.spot] > 1

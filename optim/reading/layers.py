@@ -64,7 +64,7 @@ class Layers:
         for terms in self._large.totals.all:
             ratio = max((self._depth.of(b) for b in terms), default=1.0)
             found |= {b.add.id: ratio for b in terms if ratio != 1}
-            ends = {b.end for b in terms if ratio != 1}
+            ends = {b.end for b in terms if self._depth.of(b) != 1}
             trunks = {x.id: self._large.factors.trunk(x)[0].id for x in ends}
             # Those of products of activations are counted where they are summed.
             known = self._large.sums.totals

@@ -456,6 +456,35 @@ def heads_of_all_layers_that_are_added_up(n, L):
     return p, X, call
 
 
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/head": "Oe"}, deep=True)
+def heads_of_all_layers_beside_the_readout(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n), head=(n, 3))}
+
+    def call(p, x):
+        x, total = x @ p["in"], 0.0
+        for w in p["b"]:
+            x = x + mlp(w, x)
+            total = total + norm(x) @ w["head"]
+        return total + x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/head": "Oe"}, deep=True)
+def heads_of_all_layers_added_to_the_inputs(n, L):
+    p = zeros(**{"in": (3, n)}) | {"b": layers(L, u=(n, n), d=(n, n), head=(n, 3))}
+
+    def call(p, x):
+        x, total = x @ p["in"], x
+        for w in p["b"]:
+            x = x + mlp(w, x)
+            total = total + norm(x) @ w["head"]
+        return total
+
+    return p, (floats(4, 3),), call
+
+
 @program(REVERSIBLE, deep=True)
 def reversible_network_in_a_scan_over_joined_halves(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
