@@ -378,9 +378,13 @@ class Depth:
     def _check_no_stack(self, kernels: Mapping[int, str], adds: Set[int]) -> None:
         """Raise a `ValueError` if several kernels in a row are between branches."""
         stops = adds | kernels.keys()
+
+        def values(x: Node) -> list[Node]:  # but for the condition of a choice
+            return [] if x.id in stops else x.operands[x.op == "select_n" :]
+
         for node in self._large.reading.program.nodes:
             sources = node.operands if node.id in kernels else []
-            for x in reach(sources, lambda x: () if x.id in stops else x.operands):
+            for x in reach(sources, values):
                 if x.id in kernels:
                     raise ValueError(
                         f"{kernels[x.id]!r} ends a residual network and "

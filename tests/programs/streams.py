@@ -709,6 +709,23 @@ def gains_on_the_stream_before_each_of_two_steps(n, L):
     return p, X, call
 
 
+# What only a comparison reads has no gradient.
+@program({**ENDS, "u": "Hba", "d": "Hea", "halt": "Oma"}, deep=True)
+def steps_of_one_layer_that_a_comparison_ends(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(n, n), d=(n, n), halt=(n, 1))
+
+    def call(p, x):
+        def step(state, _):
+            x, runs = state
+            x = jnp.where(runs, x + mlp(p, x), x)
+            return (x, runs & (x @ p["halt"] < 0.9)), None
+
+        start = x @ p["in"], jnp.ones((*x.shape[:-1], 1), bool)
+        return unit(lax.scan(step, start, length=L)[0][0]) @ p["out"]
+
+    return p, X, call
+
+
 @program({**ENDS, "u": "Hba", "d": "Hea", "times": "Ve"}, deep=True)
 def times_that_are_added_before_each_step_of_one_layer(n, L):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(n, n), d=(n, n), times=(L, n))
