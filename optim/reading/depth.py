@@ -109,12 +109,19 @@ class Depth:
                 for first, last in ends
             )
 
+        # Nor what is added between them by code that also adds before or after them.
+        single = [b for key, x in groups.items() if key not in grown for b in x.now]
+        single = [b for b in single if b.add.line and b.add.spot not in spots]
+        apart = {b.add.spot for b in single if not is_between(b)}
         kept = [
             kind
             for key, kind in groups.items()
             if key in grown
             or (
-                any(b.add.spot in spots or is_between(b) for b in kind.now)
+                any(
+                    b.add.spot in spots or (b.add.spot not in apart and is_between(b))
+                    for b in kind.now
+                )
                 and not any(map(is_around, kind.now))
             )
         ]

@@ -709,6 +709,22 @@ def gains_on_the_stream_before_each_of_two_steps(n, L):
     return p, X, call
 
 
+@program({**UP_DOWN, "start": "V", "k|v": "H"}, deep=True)
+def latents_that_read_twice_by_the_same_kernels(n, L):
+    """The second time is between layers, but there are no more of these branches."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, start=(3, n), k=(n, n), v=(n, n))
+
+    def call(p, x):
+        x, y = x @ p["in"], jnp.broadcast_to(p["start"], (2, 3, n))
+        for _ in range(2):
+            y = y + jax.nn.relu(unit(y) @ p["k"] + x.mean(1, keepdims=True)) @ p["v"]
+            for w in p["b"]:
+                y = y + mlp(w, y)
+        return y.mean(1) @ p["out"]
+
+    return p | {"b": layers(L, u=(n, n), d=(n, n))}, S, call
+
+
 # What only a comparison reads has no gradient.
 @program({**ENDS, "u": "Hba", "d": "Hea", "halt": "Oma"}, deep=True)
 def steps_of_one_layer_that_a_comparison_ends(n, L):
