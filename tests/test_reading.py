@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.extend import core
 from programs import (  # noqa: F401
     composed,
     convolutional,
@@ -953,6 +954,23 @@ def test_a_value_on_many_paths_is_followed_once():
 
     small, large = (kit.zeros(i=(5, n), w=(n, n)) for n in (8, 32))
     optim.infer_scales(small, large, inputs=X, call=run)
+
+
+def test_a_loop_over_an_operation_that_vmap_does_not_know_is_read():
+    double = core.Primitive("double")
+    double.def_abstract_eval(lambda x: x)
+
+    def call(p, x):
+        h = jnp.tanh(x @ p["in"])
+        return jax.lax.map(lambda w: double.bind(h @ w), p["w"]).sum(0) @ p["out"]
+
+    base, target = (
+        kit.zeros(**{"in": (5, n), "out": (n, 3)}, w=(4, n, n)) for n in (8, 32)
+    )
+    scales = optim.infer_scales(
+        (call, base), (call, target), inputs=(kit.floats(2, 5),)
+    )
+    assert scales["w"].role == "hidden"
 
 
 def test_parameters_in_a_tuple_are_all_read():

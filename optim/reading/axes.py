@@ -114,9 +114,7 @@ class Axes:
         self.sparse: dict[int, set[int]] = {}  # axes along which few are not zero
         # Functions of parameters that cannot be read, and the operation of each.
         self._lost: dict[int, Node] = {}
-        # Axes that loops walk whose iterations are independent, by loop, and those of
-        # the kernel of each product that count kernels.
-        self._mapped: dict[int, frozenset[Axis]] = {}
+        # Axes of the kernel of each product that count kernels.
         self._copied: dict[int, frozenset[Axis]] = {}
         self._copies: set[Axis] = set()  # all axes that count copies
         self._numbers: dict[int, set[int]] = {}  # parameters that a value depends on
@@ -416,8 +414,6 @@ class Axes:
             for k, a in index.axes.items():
                 if index.out is not None and each[k]:
                     moved[index.out] |= each[k][a]
-        if node.op == "scan_out" and any(each):
-            moved[0] = self._mapped.get(node.operands[0].loop, NONE)
         return tuple(moved)
 
     def _carry_results(self, node: Node) -> None:
@@ -522,9 +518,7 @@ class Axes:
             if node.op == "dot_general":
                 if node.id not in self.states:
                     self.kernel_sums[node.id] = [node]
-                mapped = self._mapped.get(node.loop, NONE)
-                own = _params(labels)
-                self._copied[node.id] = copied | {x for x in mapped if x[0] in own}
+                self._copied[node.id] = copied
         return self._moved(node, kernels)
 
     def _chosen(self, node: Node, summed: set[int | None]) -> set[int | None]:
@@ -974,9 +968,6 @@ class Axes:
         if self._is_kernel(source):
             labels = self._of(source)
             self._mark(node, [(labels[0], Use.COPY)])
-            if source.weight and self._program.is_map(node.loop):
-                before = self._mapped.get(node.loop, NONE)
-                self._mapped[node.loop] = before | labels[0]
             self.labels[node.id] = self._joined(node, [source])
             if source.id in self._rows:
                 self._rows[node.id] = self._rows[source.id]

@@ -515,11 +515,11 @@ class Branches:
             if any(map(is_stream, reach([before], gained))):
                 yield before, before, factor
         # Or the stream before, of which the skip is a pool or another fixed function.
-        before = self._common(skip, end)
-        if before is None or self._kernels(self._program.between(before, skip)):
+        common = self._common(skip, end)
+        if common is None or self._kernels(self._program.between(common, skip)):
             return
-        if any(x.id in self._trunks for x in self.normed(before)):
-            yield before, before, factor
+        if any(x.id in self._trunks for x in self.normed(common)):
+            yield common, common, factor
 
     def _copied(self, node: Node) -> list[Node]:
         """The stream of which several copies start, e.g. stack([x, x]), or a part.

@@ -238,8 +238,6 @@ class Depth:
             before, after = small[key], large[key]
             terms = [b for b in kind.now if b.add.id not in self._pair.sides[1].adds]
             new = [b for b in terms if not any(b.add.id in x.inside for x in counted)]
-            if before != after and terms and not (new or self.ratios):
-                self._check_side_by_side(terms[0])
             if before == after or not new:
                 continue
             if before:
@@ -272,20 +270,6 @@ class Depth:
         added = [b for b in added if b not in means]
         self.ratios |= {id(b): ratios[id(b)] for b in added}
         return added
-
-    def _check_side_by_side(self, term: Branch) -> None:
-        """Raise a `ValueError` if a loop adds up more kernels within a branch."""
-        value = self._large.factors.unweighted(term.end)
-        is_gated = value.op == "mul" and all(x.data for x in value.operands)
-        for path in () if is_gated else self._large.paths(term):
-            before = self._small.copies(self._pair.twin[path])
-            if (ratio := self._large.copies(path) / before) != 1:
-                raise ValueError(
-                    f"a loop adds up the results of {path!r} ({term.add.line}) within "
-                    f"a residual branch, {ratio:g} times as many in the target as in "
-                    "the base; compute them side by side, so that they are one layer: "
-                    "jax.vmap(f)(stack).sum(0)"
-                )
 
     def _find_inside(self, counted: list[Branch]) -> dict[str, float]:
         """The parameters inside residual branches, and the depth ratio of each.

@@ -303,7 +303,6 @@ class Facts:
             fed |= {b.add.id: b for b in found}
         feeds, program = [*fed.values()], self.reading.program
         loops = {e.node.loop for e in events if e.node.op == "scan_in"}
-        loops = {loop for loop in loops if not program.is_map(loop)}
         # What a layer passes on, beyond its loop, is read by all blocks.
         if loops and not all(loops & {*program.around(b.add.loop)} for b in feeds):
             return None

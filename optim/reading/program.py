@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 import pathlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -412,6 +413,10 @@ class Program:
             written = self._written(name, params, operands, equation.source_info)
             if written is not None:
                 return [written]
+        if name == "gather":
+            rows = self._in_order(params, operands, equation)
+            if rows is not None:
+                return [rows]
         if name == "reduce_sum":
             total = self._sum_of_rows(operands[0], params["axes"], equation.source_info)
             if total is not None:
@@ -445,6 +450,35 @@ class Program:
             )
             for i, variable in enumerate(equation.outvars)
         ]
+
+    def _in_order(
+        self, params: Any, operands: list[Node], equation: Any
+    ) -> Node | None:
+        """All rows along an axis, one after another; None for other look-ups."""
+        node, places = operands
+        numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+        taken = [a for a, n in enumerate(node.shape) if sizes[a] != n]
+        if places.array is None or len(taken) != 1 or len(places.shape) != 2:
+            return None
+        (axis,) = taken
+        start = [a == axis for a in numbers.start_index_map]
+        rows = np.outer(np.arange(node.shape[axis]), start)
+        if not np.array_equal(places.array, rows):
+            return None
+        shape = equation.outvars[0].aval.shape
+        (at,) = (a for a in range(len(shape)) if a not in numbers.offset_dims)
+        axes = [a for a in range(len(node.shape)) if a != axis]
+        axes.insert(at - (at > axis and not numbers.collapsed_slice_dims), axis)
+        order = tuple(axes)
+        source = equation.source_info
+        moved = self._emit(
+            "transpose",
+            [node],
+            tuple(node.shape[a] for a in order),
+            source,
+            {"permutation": order},
+        )
+        return self._emit("reshape", [moved], shape, source, {"new_sizes": shape})
 
     def _factor_last(self, name: str, operands: list[Node]) -> tuple[str, list[Node]]:
         """A product or quotient as a product whose known factor is the second one."""
@@ -621,6 +655,9 @@ class Program:
         self._runs, self._loop = outside
 
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
+        mapped = self._mapped(equation, operands)
+        if mapped is not None:
+            return mapped
         params, source = equation.params, equation.source_info
         first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
         starts = [[x] for x in operands[first:last]]
@@ -656,6 +693,61 @@ class Program:
                 results[rest:], equation.outvars[rest:], strict=True
             )
         ]
+
+    def _mapped(self, equation: Any, operands: list[Node]) -> list[Node] | None:
+        """The results of a loop that reads nothing of what it made before: a `vmap`.
+
+        It may count its iterations, and add up what they make. None for other loops.
+        """
+        params, source = equation.params, equation.source_info
+        body, length = params["jaxpr"].jaxpr, params["length"]
+        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        made = {id(e.outvars[0]): e for e in body.eqns if e.primitive.name == "add"}
+        uses = Counter(id(x) for e in body.eqns for x in e.invars)
+        uses.update(map(id, body.outvars))
+        axes = [None if k < last else 0 for k in range(len(operands))]
+        arguments, ends, terms = [*operands], list[Node | None](), list[Any]()
+        for k in range(first, last):
+            carry, after, start = body.invars[k], body.outvars[k - first], operands[k]
+            add = made.get(id(after))
+            by = [x for x in add.invars if x is not carry] if add else []
+            if carry is after:
+                ends.append(start)
+            elif len(by) != 1:
+                return None
+            elif start.shape and uses[id(carry)] == uses[id(after)] == 1:
+                terms.append(by[0])
+                ends.append(None)
+            elif isinstance(by[0], core.Literal) and start.value is not None:
+                *numbers, end = start.value + by[0].val * np.arange(length + 1)
+                arguments[k], axes[k] = self._constant(np.array(numbers)), 0
+                ends.append(self._constant(end))
+            else:
+                return None
+        if 0 not in axes or not length:
+            return None
+        jaxpr = body.replace(outvars=[*terms, *body.outvars[last - first :]])
+        run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, params["jaxpr"].consts))
+        avals = [x.aval for x in equation.invars]
+        shapes = [
+            jax.ShapeDtypeStruct(x.shape, aval.dtype)
+            for x, aval in zip(arguments, avals, strict=True)
+        ]
+        try:
+            mapped = jax.make_jaxpr(jax.vmap(run, axes))(*shapes)
+        except NotImplementedError:  # of the user's own operations
+            return None
+        with self._called(equation):
+            results = self._inline(mapped.jaxpr, mapped.consts, arguments)
+        each = iter(results)
+        for k, (end, start) in enumerate(zip(ends, operands[first:last], strict=True)):
+            if end is None:
+                axis = {"axes": (0,)}
+                end = self._emit("reduce_sum", [next(each)], start.shape, source, axis)
+                if start.value != 0:
+                    end = self._emit("add", [start, end], start.shape, source)
+                ends[k] = end
+        return [*(x for x in ends if x is not None), *each]
 
     def _logit(self, node: Node, source: Any) -> Node:
         """The logit of a value."""
@@ -891,11 +983,6 @@ class Program:
         while loop:
             yield loop
             loop = self.loops[loop][1]
-
-    def is_map(self, loop: int) -> bool:
-        """Whether a loop does the same with each entry of stacked parameters alone."""
-        starts = self._carried.get(loop, ())
-        return not any(x.data for x in starts) and not self.loops[loop][2]
 
     def is_over_data(self, loop: int) -> bool:
         """Whether each iteration of a loop gets its own data, e.g. a row or a step."""

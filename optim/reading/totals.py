@@ -76,10 +76,8 @@ class Totals:
         if node.op != "reduce_sum":
             return None
         stacked = node.operands[0]
-        if stacked.op != "scan_out" or 0 not in node.params["axes"]:
-            return None
-        is_map = self._program.is_map(stacked.operands[0].loop)
-        return None if is_map else stacked
+        over_steps = stacked.op == "scan_out" and 0 in node.params["axes"]
+        return stacked if over_steps else None
 
     def _terms(self, root: Node, runs: int) -> Iterator[_Term]:
         """The terms of a sum."""

@@ -815,8 +815,8 @@ def a_quarter_of_all_units_wins(n):
     return p, X, lambda p, x: winners(winners(x @ p["in"]) @ p["u"]) @ p["out"]
 
 
-# Gates multiply what a loop adds up, so that it may add up more.
-@program({**ENDS, r"b/\d/(r|u)": "Hb", r"b/\d/d": "He"}, deep=True)
+# The loop starts at the stream, and reads nothing of what it made before.
+@program({**ENDS, r"b/\d/r": "Ob", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
 def gated_experts_that_a_loop_adds_up(n, L):
     p = zeros(**ends(n))
     p |= {"b": layers(L, r=(n, n // 4), u=(n // 4, n, n), d=(n // 4, n, n))}
@@ -831,7 +831,7 @@ def gated_experts_that_a_loop_adds_up(n, L):
                 gate, u, d = expert
                 return total + gate * (jax.nn.relu(y @ u) @ d), None
 
-            x = x + lax.scan(add, jnp.zeros_like(x), (gates, w["u"], w["d"]))[0]
+            x, _ = lax.scan(add, x, (gates, w["u"], w["d"]))
         return norm(x) @ p["out"]
 
     return p, X, call

@@ -579,7 +579,7 @@ for name, reduced in STACKED.items():
 
 for spelling in "that_a_loop_adds_up", "taken_by_number_that_a_loop_adds_up":
 
-    def make(n, remedy=False, spelling=spelling):
+    def make(n, spelling=spelling):
         p = zeros(
             **{"in": (5, n), "out": (n, 3)}, m=dict(up=(n // 4, n, 8), d=(n // 4, 8, n))
         )
@@ -587,8 +587,6 @@ for spelling in "that_a_loop_adds_up", "taken_by_number_that_a_loop_adds_up":
         def call(p, x):
             x = x @ p["in"]
             f = lambda w: jnp.tanh(x @ w["up"]) @ w["d"]
-            if remedy:
-                return (x + jax.vmap(f)(p["m"]).sum(0)) @ p["out"]
             if spelling == "that_a_loop_adds_up":
                 y, _ = jax.lax.scan(lambda y, w: (y + f(w), None), 0 * x, p["m"])
                 return (x + y) @ p["out"]
@@ -598,9 +596,7 @@ for spelling in "that_a_loop_adds_up", "taken_by_number_that_a_loop_adds_up":
         return p, X, call
 
     make.__name__ = f"branch_of_members_{spelling}"
-    program({"in": "I", "m/(up|d)": "H", "out": "O"}, asks=r"adds up .* jax\.vmap")(
-        make
-    )
+    program({"in": "I", "m/(up|d)": "H", "out": "O"})(make)
 
 
 # A logarithm makes the number of members an addend, which has no gradient.
