@@ -45,6 +45,7 @@ INEXACT = {
     "demodulated_convolution": _NORM,
     "fft_of_units": _PLACE,
     "fourier_mixing_after_the_gain_of_a_norm": _PLACE,
+    "filter_of_the_fourier_transform_of_units": _PLACE,
     "diffusion_mlp_with_time_embedding": _PLACE,
     "distances_projected_by_the_keys_of_each_layer": _PLACE,
     "kernel_after_a_fixed_matrix": "the entries of its fixed matrix are no copies",
