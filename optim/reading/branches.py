@@ -514,9 +514,10 @@ class Branches:
 
             if any(map(is_stream, reach([before], gained))):
                 yield before, before, factor
-        # Or the stream before, of which the skip is a pool or another fixed function.
+        # Or the stream before, of which the skip is a pool or a norm.
         common = self._common(skip, end)
-        if common is None or self._kernels(self._program.between(common, skip)):
+        inner = () if common is None else self._program.between(common, skip)
+        if common is None or any(self._program.nodes[i].op in PRODUCTS for i in inner):
             return
         if any(x.id in self._trunks for x in self.normed(common)):
             yield common, common, factor

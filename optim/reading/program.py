@@ -454,12 +454,14 @@ class Program:
     def _in_order(
         self, params: Any, operands: list[Node], equation: Any
     ) -> Node | None:
-        """All rows along an axis, one after another; None for other look-ups."""
+        """All rows of a value along an axis, in order; None for other look-ups."""
         node, places = operands
         numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
         taken = [a for a, n in enumerate(node.shape) if sizes[a] != n]
         if places.array is None or len(taken) != 1 or len(places.shape) != 2:
             return None
+        if origin(node).op == "param":
+            return None  # a table, e.g. of positions
         (axis,) = taken
         start = [a == axis for a in numbers.start_index_map]
         rows = np.outer(np.arange(node.shape[axis]), start)
