@@ -357,8 +357,7 @@ class Axes:
         )
         if (
             len(self._uses.get(node.id, ())) == 1
-            and node.op not in ("last", "carry", "scan_in")
-            and (node.op != "scan_out" or self._program.is_over_data(waiting[0].loop))
+            and node.op not in ("last", "carry", "scan_in", "scan_out")
             and (moved or added)
         ):
             self._carry_results(node)

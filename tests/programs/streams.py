@@ -6,6 +6,7 @@ import operator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .kit import floats, layers, program, tokens, zeros
@@ -1491,6 +1492,24 @@ def steps_of_heun_over_the_depth(n, L):
             one = mlp(w, x)
             two = mlp(w, x + one / L)
             x = x + (one + two) / (2 * L)
+        return norm(x) @ p["out"]
+
+    return p, X, call
+
+
+# As the first step of LoRA would be, if its kernels were no parameters.
+@program({**ENDS, r"b/\d/w": "Hb", r"b/\d/o": "He"}, deep=True)
+def fixed_low_rank_kernels_beside_a_fused_one(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, w=(n, 2 * n), o=(n, n))}
+    one, two = np.full((n, 2), 1 / n), np.full((2, 2 * n), 1.0)
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            h = norm(x)
+            a, b = jnp.split(h @ w["w"] + h @ one @ two, 2, -1)
+            x = x + jax.nn.silu(a) * b @ w["o"]
         return norm(x) @ p["out"]
 
     return p, X, call
