@@ -60,8 +60,7 @@ class Sums:
         sides = node.operands
         if node.op == "reduce_sum":
             inner = self._trunk(node.operands[0])
-            of_layers = node.operands[0].op == "scan_out" and 0 in node.params["axes"]
-            if inner.op != "mul" or of_layers:
+            if inner.op != "mul":
                 return False
             sides = inner.operands
         elif node.op not in ("dot_general", CONVOLUTION):
