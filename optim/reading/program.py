@@ -730,10 +730,10 @@ class Program:
             return None
         jaxpr = body.replace(outvars=[*terms, *body.outvars[last - first :]])
         run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, params["jaxpr"].consts))
-        avals = [x.aval for x in equation.invars]
+        counts = [k < last and axis == 0 for k, axis in enumerate(axes)]
         shapes = [
-            jax.ShapeDtypeStruct(x.shape, aval.dtype)
-            for x, aval in zip(arguments, avals, strict=True)
+            jax.ShapeDtypeStruct((length,) * is_count + x.aval.shape, x.aval.dtype)
+            for x, is_count in zip(equation.invars, counts, strict=True)
         ]
         try:
             mapped = jax.make_jaxpr(jax.vmap(run, axes))(*shapes)
