@@ -211,7 +211,10 @@ class Facts:
                 return False  # of two streams that read each other
             while id(branch) in before and before[id(branch)].add.id in other.inside:
                 branch = before[id(branch)]
-            return branch.trunk is other.trunk or branch.trunk.id in other.inside
+            start, around = branch.trunk, self.reading.program.around(other.add.loop)
+            if start.op == "carry" and start.loop not in around:
+                return True  # each run of the other branch runs this loop anew
+            return start is other.trunk or start.id in other.inside
 
         return [b for b in branches if not any(is_within(b, x) for x in branches)]
 

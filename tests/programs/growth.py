@@ -835,3 +835,25 @@ def gated_experts_that_a_loop_adds_up(n, L):
         return norm(x) @ p["out"]
 
     return p, X, call
+
+
+# The loop begins at zero within each branch.
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def running_mean_of_experts(n, L):
+    p = zeros(**ends(n)) | {"b": layers(L, u=(4, n, n), d=(4, n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+
+            def mean(state, expert, y=y):
+                (mean, number), (u, d) = state, expert
+                mean = mean + (jax.nn.relu(y @ u) @ d - mean) / number
+                return (mean, number + 1), None
+
+            start = jnp.zeros_like(x), 1.0
+            x = x + lax.scan(mean, start, (w["u"], w["d"]))[0][0]
+        return norm(x) @ p["out"]
+
+    return p, X, call
