@@ -247,6 +247,7 @@ class Program:
         # Sums of some rows of a value: (the value, the axis, the rows).
         self._rows: dict[int, tuple[Node, int, frozenset[int]]] = {}
         self._runs, self._loop = 1, 0
+        self._mesh: dict[str, int] = {}  # the axes of devices, and their sizes
         self._at: tuple[int, ...] = ()
         self._calls: tuple[Any, ...] = ()
         shapes = [v.aval.shape for v in self.traced.jaxpr.invars]
@@ -437,6 +438,8 @@ class Program:
             ]
         body = next((params[k] for k in _BODIES if k in params), None)
         inner = getattr(body, "jaxpr", body)
+        if name == "shard_map":
+            self._mesh |= params["mesh"].shape
         if inner is not None and len(inner.invars) == len(operands):
             with self._called(equation):
                 return self._inline(inner, getattr(body, "consts", ()), operands)
@@ -736,8 +739,9 @@ class Program:
             for x, is_count in zip(equation.invars, counts, strict=True)
         ]
         try:
-            mapped = jax.make_jaxpr(jax.vmap(run, axes))(*shapes)
-        except NotImplementedError:  # of the user's own operations
+            trace = jax.make_jaxpr(jax.vmap(run, axes), axis_env=[*self._mesh.items()])
+            mapped = trace(*shapes)
+        except (NotImplementedError, ValueError):  # of operations without a vmap
             return None
         with self._called(equation):
             results = self._inline(mapped.jaxpr, mapped.consts, arguments)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jax.sharding import AxisType, PartitionSpec
 
 from .kit import floats, layers, program, zeros
 from .plain import S, T, X, norm
@@ -95,6 +96,20 @@ def heads_by_lax_map(n):
         x = x @ p["in"]
         each = lax.map(lambda w: head(x, *w), tuple(p[c] for c in "qkvo"))
         return each.sum(0) @ p["out"]
+
+    return of_each_head(n), S, call
+
+
+@program({**ENDS, "q|k|v|o": "H"})
+def heads_by_lax_map_on_each_device(n):
+    mesh, spec = jax.make_mesh((1,), ("d",), (AxisType.Auto,)), PartitionSpec
+
+    @jax.shard_map(mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())
+    def heads(x, w):
+        return lax.psum(lax.map(lambda w: head(x, *w), w).sum(0), "d")
+
+    def call(p, x):
+        return heads(x @ p["in"], tuple(p[c] for c in "qkvo")) @ p["out"]
 
     return of_each_head(n), S, call
 
