@@ -335,12 +335,10 @@ class Branches:
         attention that all layers add, and an encoder's values beside the stream.
         """
         last = {b.add.id: b for b in self.all}
-        going_on = {
-            last[x.id].add.spot
-            for b in self.all
-            for x in self.normed(b.trunk)
-            if x.id in last
-        }
+        trunks = {x.id: x for b in self.all for x in self.normed(b.trunk)}
+        after = (x.operands[1] for x in trunks.values() if x.op == "carry")
+        trunks |= {x.id: x for y in after for x in self.normed(y)}
+        going_on = {last[i].add.spot for i in trunks if i in last}
 
         def is_read(b: Branch) -> bool:
             later = [x for x in self.all if b.add.id < x.end.id]
@@ -353,12 +351,7 @@ class Branches:
             return bool(stops) and self.escapes(b.add, stops) is None
 
         single = [b for b in self.all if b.add.spot not in going_on]
-        gone = {
-            b.add.spot
-            for b in single
-            if not self._program.carries_through(b.trunk, b.add.loop)
-            if is_read(b)
-        }
+        gone = {b.add.spot for b in single if is_read(b)}
         self.all = [b for b in self.all if b.add.spot not in gone]
 
     def _prefer_own_ends(self) -> None:

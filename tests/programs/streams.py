@@ -1513,3 +1513,17 @@ def fixed_low_rank_kernels_beside_a_fused_one(n, L):
         return norm(x) @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def midpoint_method_in_a_scan(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(L, n, n), d=(L, n, n))
+
+    def call(p, x):
+        def layer(x, w):
+            return x + mlp(w, x + mlp(w, x) / 2), None
+
+        w = {"u": p["u"], "d": p["d"]}
+        return norm(lax.scan(layer, x @ p["in"], w)[0]) @ p["out"]
+
+    return p, X, call
