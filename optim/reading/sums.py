@@ -40,9 +40,11 @@ class Sums:
         for x in node.operands[node.op == "select_n" :]:
             inner, factor = self._branches.factors.trunk(x)
             before = self.totals.get(inner.id)
-            if inner.op == "carry" and self._trunk(inner.operands[1]) is node:
+            again = inner.operands[1] if inner.op == "carry" else inner
+            end, share = self._branches.factors.trunk(again)
+            if again is not inner and end is node:
                 length, _, is_time = self._program.loops[inner.loop]
-                runs = 1 if is_time or factor != 1 else length
+                runs = 1 if is_time or factor * share != 1 else length
                 start = self._trunk(inner.operands[0])
                 before = self.totals.get(start.id, None if start.data else Counter())
             elif before and factor != 1 and inner.op == "add":

@@ -918,12 +918,7 @@ def logits_of_normalized_queries_that_layers_add_up(n, L, remedy=False):
     return realformer(n, L, 2 / L if remedy else 1.0, norm)
 
 
-@program(
-    {**ENDS, "b/(q|k|v|u)": "Hb", "b/(o|d)": "He"},
-    deep=True,
-    carries={"b/q": 0.333333},
-)
-def logits_that_a_scan_over_layers_adds_up(n, L):
+def scanned_realformer(n, L, share):
     p = zeros(**{"in": (5, n), "out": (n, 3)})
     p |= {"b": zeros(**dict.fromkeys("qkvoud", (L, n, n)))}
 
@@ -932,6 +927,7 @@ def logits_that_a_scan_over_layers_adds_up(n, L):
             x, logits = state
             y = unit(x)
             logits += (y @ w["q"]) @ (y @ w["k"]).swapaxes(-1, -2) / n
+            logits *= share
             x = x + jax.nn.softmax(logits) @ (y @ w["v"]) @ w["o"]
             return (x + mlp(w, unit(x)), logits), None
 
@@ -939,6 +935,19 @@ def logits_that_a_scan_over_layers_adds_up(n, L):
         return unit(x) @ p["out"]
 
     return p, X, call
+
+
+SCANNED = {**ENDS, "b/(q|k|v|u)": "Hb", "b/(o|d)": "He"}
+
+
+@program(SCANNED, deep=True, carries={"b/q": 0.333333})
+def logits_that_a_scan_over_layers_adds_up(n, L):
+    return scanned_realformer(n, L, 1.0)
+
+
+@program(SCANNED, deep=True)
+def logits_that_each_layer_of_a_scan_averages_with_those_before(n, L):
+    return scanned_realformer(n, L, 0.5)
 
 
 @program({**ENDS, r"b/\d/(u|d)": "Hb"}, deep=True)
