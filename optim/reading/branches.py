@@ -95,6 +95,7 @@ class Branches:
         self.again: set[tuple[int, int]] = set()
         self.whole: dict[Spot, tuple[int, float]] = {}
         self.unlike: dict[Spot, int] = {}
+        self._across: set[Spot] = set()  # where one stream adds to another
         for node in program.nodes:
             branch = self._branch(node)
             if branch is not None:
@@ -194,7 +195,14 @@ class Branches:
         """Let what is added to two streams be one branch, of the stream that it reads.
 
         E.g. to a sum of all branches beside a stream with norms after its additions.
+        The first branch of a stream that splits from another has what is its alone.
         """
+        adds = {b.add.id for b in self.all}
+        for i, b in enumerate(self.all):
+            own = self.only_for(b.end, adds) if b.add.spot in self._across else ()
+            if self._kernels(own):
+                inside, number = frozenset(own), self.layers(own)
+                self.all[i] = dataclasses.replace(b, inside=inside, layers=number)
         least: dict[int, Branch] = {}
         for b in sorted(self.all, key=lambda b: len(b.inside)):
             least.setdefault(b.end.id, b)
@@ -433,6 +441,7 @@ class Branches:
                     if crosses and not simple:  # by another stream
                         own = self.only_for(end, {x.add.id for x in self.all})
                         inside = own if self._kernels(own) else inside
+                        self._across.add(node.spot)
                     simple = simple or self._spots[node.spot] > 1
                     if node.op == "sub" and not (simple and self._is_stream(node)):
                         continue  # e.g. an error of prediction

@@ -1536,3 +1536,20 @@ def midpoint_method_in_a_scan(n, L):
         return norm(lax.scan(layer, x @ p["in"], w)[0]) @ p["out"]
 
     return p, X, call
+
+
+# The first layer's skip begins where the stream begins.
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/[ds]": "He"}, deep=True)
+def skips_that_are_added_to_what_the_stream_starts_as(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("uds", (n, n)))}
+
+    def call(p, x):
+        x = skips = x @ p["in"]
+        for w in p["b"]:
+            y = jax.nn.relu(norm(x) @ w["u"])
+            skips = skips + y @ w["s"]
+            x = x + y @ w["d"]
+        return norm(skips) @ p["out"]
+
+    return p, X, call
