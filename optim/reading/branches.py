@@ -183,7 +183,8 @@ class Branches:
                 inside = self.only_for(end)
                 moved = reach([skip], lambda x: x.operands if x.op in MOVES else ())
                 users = max(len(self._axes.uses(x)) for x in moved)
-                is_stream = skip.data or users > 1  # no bias
+                is_zero = skip.value == 0 and skip.shape == first.shape
+                is_stream = skip.data or is_zero or users > 1  # no bias
                 is_inner = self.factors.trunk(skip)[0].id in branch.inside
                 if is_stream and not is_inner and self._kernels(inside):
                     known.add(first.id)
@@ -447,9 +448,8 @@ class Branches:
                         continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
                     return self._made(node, start, end, inside, factor)
-        if not is_sum:
-            return None
-        return self._carried(node, pairs) or self._projected(node)
+        carried = self._carried(node, pairs)
+        return carried or (self._projected(node) if is_sum else None)
 
     def updated(self, node: Node) -> Node:
         """What a value was before steps of an inner optimizer, e.g. a parameter."""
@@ -464,13 +464,15 @@ class Branches:
             trunk, factor = self.factors.trunk(skip)
             if not self._comes_back(trunk, node):
                 continue
-            read = {x.id for at in (trunk, node) for x in self._axes.uses(at)}
+            users = [x for at in (trunk, node) for x in self._axes.uses(at)]
+            read = {x.id for x in users if x.op not in ("last", "scan_out")}
             start = self._common(skip, end)
-            inside = frozenset() if start is None else self._program.between(start, end)
+            between = self._program.between
+            inside = self.only_for(end) if start is None else between(start, end)
             inside = frozenset(
                 i for i in inside if self._program.nodes[i].loop == trunk.loop
             )
-            if len(read - {node.id, trunk.id}) > 1 and self._kernels(inside):
+            if read - {node.id, trunk.id} and self._kernels(inside):
                 return self._made(node, trunk, end, inside, factor)
         return None
 

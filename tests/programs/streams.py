@@ -1553,3 +1553,37 @@ def skips_that_are_added_to_what_the_stream_starts_as(n, L):
         return norm(skips) @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, "u|v": "Hb", "d|e": "He"}, deep=True)
+def symplectic_layers_in_a_scan(n, L):
+    each = dict(u=(L, n, n), d=(L, n, n), v=(L, n, n), e=(L, n, n))
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, **each)
+
+    def call(p, x):
+        def layer(state, w):
+            x, v = state
+            v = v - jnp.tanh(x @ w["u"]) @ w["d"]
+            return (x + jnp.tanh(v @ w["v"]) @ w["e"], v), None
+
+        x, w = x @ p["in"], {k: p[k] for k in each}
+        (x, _), _ = lax.scan(layer, (x, jnp.zeros_like(x)), w)
+        return norm(x) @ p["out"]
+
+    return p, X, call
+
+
+@program({**ENDS, r"b/\d/(u|v)": "Hb", r"b/\d/(d|e)": "He"}, deep=True)
+def symplectic_layers_in_a_list(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n), v=(n, n), e=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        v = jnp.zeros_like(x)
+        for w in p["b"]:
+            v = v - jnp.tanh(x @ w["u"]) @ w["d"]
+            x = x + jnp.tanh(v @ w["v"]) @ w["e"]
+        return norm(x) @ p["out"]
+
+    return p, X, call
