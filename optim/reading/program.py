@@ -705,7 +705,7 @@ class Program:
         It may count its iterations, and add up what they make. None for other loops.
         """
         params, source = equation.params, equation.source_info
-        body, length = params["jaxpr"].jaxpr, params["length"]
+        body, length = _opened(params["jaxpr"].jaxpr), params["length"]
         first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
         made = {id(e.outvars[0]): e for e in body.eqns if e.primitive.name == "add"}
         uses = Counter(id(x) for e in body.eqns for x in e.invars)
@@ -1008,6 +1008,22 @@ class Program:
         least = min(starts, default=0)
         sources = reach([node], lambda x: [y for y in earlier(x) if y.id >= least])
         return any(x.id in starts for x in sources)
+
+
+def _opened(body: Any) -> Any:
+    """What a loop's body calls, if that is one function, e.g. of `jax.checkpoint`."""
+    call, *others = body.eqns or [None]
+    if others or not call or call.primitive.name not in ("checkpoint", "jit", "remat2"):
+        return body
+    if any(isinstance(x, core.Literal) for x in call.invars):
+        return body
+    inner = getattr(call.params["jaxpr"], "jaxpr", call.params["jaxpr"])
+    own = dict(zip(call.invars, inner.invars, strict=True))
+    own |= zip(call.outvars, inner.outvars, strict=True)
+    if inner.constvars or len(own) < len(inner.invars) + len(inner.outvars):
+        return body
+    into, out = ([own.get(x, x) for x in of] for of in (body.invars, body.outvars))
+    return _opened(inner.replace(invars=into, outvars=out))
 
 
 def _flat(operands: list[Node], axis: int) -> Iterator[Node]:

@@ -857,3 +857,23 @@ def running_mean_of_experts(n, L):
         return norm(x) @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def units_in_parts_that_a_loop_adds_up_by_checkpoint(n, L):
+    p = zeros(**ends(n), u=(L, n // 4, n, 4), d=(L, n // 4, 4, n))
+
+    def call(p, x):
+        def layer(x, w):
+            y = norm(x)
+
+            @jax.checkpoint
+            def add(total, part):
+                return total + jax.nn.relu(y @ part[0]) @ part[1], None
+
+            return x + lax.scan(add, jnp.zeros_like(x), w)[0], None
+
+        x, _ = lax.scan(layer, x @ p["in"], (p["u"], p["d"]))
+        return norm(x) @ p["out"]
+
+    return p, X, call
