@@ -123,10 +123,19 @@ class Branches:
         earlier = Earlier(self._program, self.factors, inside, trunks)
         nodes = self._program.nodes
         found = {i: earlier.read(nodes[i], end) for i, (end, _) in inside.items()}
+        # What no layer reads is no stream, e.g. the mean of a stream after each layer.
+        kernels = self._kernels(frozenset[int]().union(*(b.inside for b in self.all)))
+        leads = self._program.leads
+        read = {
+            x.spot
+            for x in map(nodes.__getitem__, inside)
+            if x.loop or any(leads(x, kernel) for kernel in kernels)
+        }
+        found = {i: x for i, x in found.items() if not x or nodes[i].spot in read}
         spots = {nodes[i].spot for i, again in found.items() if again}
-        known = {b.add.id: b for b in self.all}
-        for i, (end, inner) in inside.items():
-            add, again = nodes[i], found[i]
+        known = {b.add.id: b for b in self.all if b.add.id in found}
+        for i, again in found.items():
+            add, (end, inner) = nodes[i], inside[i]
             if again is None and add.line and add.spot in spots:  # the first
                 value, _, _ = earlier.taken(end, add.loop)
                 new = [x for x in value.operands if x.id in inner]
@@ -200,10 +209,10 @@ class Branches:
         """
         adds = {b.add.id for b in self.all}
         for i, b in enumerate(self.all):
-            own = self.only_for(b.end, adds) if b.add.spot in self._across else ()
-            if self._kernels(own):
-                inside, number = frozenset(own), self.layers(own)
-                self.all[i] = dataclasses.replace(b, inside=inside, layers=number)
+            alone = self.only_for(b.end, adds)
+            if b.add.spot in self._across and self._kernels(alone):
+                number = self.layers(alone)
+                self.all[i] = dataclasses.replace(b, inside=alone, layers=number)
         least: dict[int, Branch] = {}
         for b in sorted(self.all, key=lambda b: len(b.inside)):
             least.setdefault(b.end.id, b)
@@ -693,10 +702,19 @@ class Branches:
                 mixed = self._mixes(start, node.operands[a])
                 # Layers whose results are added up are read by the next one, too.
                 own = sides[b] - sides[a]
-                alone = not self._is_read(own, node)
+                part = self._is_part(node, {start.id, *own})
+                alone = not (part or self._is_read(own, node))
                 if (plain or mixed) and bends[b] and later and alone:
                     return self._made(node, start, node.operands[b], own)
         return None
+
+    def _is_part(self, add: Node, inside: Set[int]) -> bool:
+        """Whether a sum is only added to a stream that its terms read."""
+        users = [x for x in self._axes.uses(add) if x.op in _SUMS]
+        others = [y for x in users for y in x.operands if y is not add]
+        return len(users) == len(self._axes.uses(add)) and any(
+            self.factors.trunk(x)[0].id in inside for x in others
+        )
 
     def _is_read(self, inside: frozenset[int], add: Node) -> bool:
         """Whether kernels read a branch beside its addition, unlike statistics."""

@@ -1587,3 +1587,31 @@ def symplectic_layers_in_a_list(n, L):
         return norm(x) @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def mean_of_the_stream_after_each_layer(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        after = [x @ p["in"]]
+        for w in p["b"]:
+            after.append(after[-1] + mlp(w, after[-1]))
+        return norm(jnp.stack(after[1:]).mean(0)) @ p["out"]
+
+    return p, X, call
+
+
+# The first layer's own input is what all layers add a projection of.
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/[dv]": "He"}, deep=True)
+def projections_of_the_input_within_each_branch(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("udv", (n, n)))}
+
+    def call(p, x):
+        x = first = x @ p["in"]
+        for w in p["b"]:
+            x = x + (mlp(w, x) + first @ w["v"])
+        return norm(x) @ p["out"]
+
+    return p, X, call
