@@ -481,7 +481,8 @@ class Branches:
             inside = frozenset(
                 i for i in inside if self._program.nodes[i].loop == trunk.loop
             )
-            if read - {node.id, trunk.id} and self._kernels(inside):
+            read -= {node.id, trunk.id} | between(trunk, skip)
+            if read and self._kernels(inside):
                 return self._made(node, trunk, end, inside, factor)
         return None
 

@@ -1615,3 +1615,20 @@ def projections_of_the_input_within_each_branch(n, L):
         return norm(x) @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
+def readout_of_a_moving_average_of_a_scan(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, u=(L, n, n), d=(L, n, n))
+
+    def call(p, x):
+        def layer(state, w):
+            x, mean = state
+            x = x + mlp(w, x)
+            return (x, 0.9 * mean + 0.1 * x), None
+
+        x, w = x @ p["in"], {"u": p["u"], "d": p["d"]}
+        (_, mean), _ = lax.scan(layer, (x, x), w)
+        return norm(mean) @ p["out"]
+
+    return p, X, call
