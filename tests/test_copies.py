@@ -88,6 +88,7 @@ INEXACT_IN_DEPTH = {
     "scan_of_layers_with_kv_cache_as_carry_and_outputs": _LAYERS,
     "shares_of_two_values_of_layers_in_a_list": _AGAIN,
     "stages_of_numbered_layers_in_one_list": _TURNS,
+    "symplectic_layers_in_a_scan": "momenta that start at zero act to second order",
     "targets_of_the_last_branches_of_a_teacher": _LAYERS,
     "top_down_layers_whose_latents_are_in_the_loss": "a loss adds up over layers",
     "what_each_branch_adds_in_a_scan_is_returned_by_layers": _LAYERS,
