@@ -239,6 +239,22 @@ def recorded(function, params, *inputs):
     return record.layers, record([*params.values()], [], inputs)
 
 
+def test_values_inside_of_loops_that_only_add_up_are_those_of_all_iterations():
+    p = {"w": jax.random.normal(jax.random.key(0), (3, 4, 5))}
+    x = jax.random.normal(jax.random.key(1), (2, 4))
+
+    def forward(p, x):
+        def add(i, y):
+            return y + jnp.tanh((2 * x) @ p["w"][i])
+
+        return jax.lax.fori_loop(0, 3, add, jnp.zeros((2, 5)))
+
+    layers, found = recorded(forward, p, x)
+    assert not layers["w"].stacked
+    right = jnp.einsum("bi,eij->bej", 2 * x, p["w"])
+    assert jnp.allclose(jnp.sort(found["w"].ravel()), jnp.sort(right.ravel()))
+
+
 def test_values_inside_of_scans_are_stacked_by_layer_and_not_by_time():
     p = {
         "w": jax.random.normal(jax.random.key(0), (3, 4, 4)),
@@ -247,14 +263,14 @@ def test_values_inside_of_scans_are_stacked_by_layer_and_not_by_time():
     }
     x = jax.random.normal(jax.random.key(1), (5, 2, 4))  # time, batch, units
 
+    def layer(p, x, w):
+        def cell(h, x):
+            return h @ p["recurrent"] + jnp.tanh(x @ w), h
+
+        return jax.lax.scan(cell, x[0], x)[1]
+
     def forward(p, x):
-        def layer(x, w):
-            def cell(h, x):
-                return h @ p["recurrent"] + jnp.tanh(x @ w), x
-
-            return jax.lax.scan(cell, x[0], x)[1], None
-
-        x = jax.lax.scan(layer, x, p["w"])[0]
+        x, _ = jax.lax.scan(lambda x, w: (layer(p, x, w), None), x, p["w"])
         return jax.jit(lambda x: x @ p["twice"] @ p["twice"])(x)
 
     layers, found = recorded(forward, p, x)
@@ -264,7 +280,8 @@ def test_values_inside_of_scans_are_stacked_by_layer_and_not_by_time():
         "twice": ((1, 5, 2, 4), False),
         "twice#2": ((1, 5, 2, 4), False),
     }
-    np.testing.assert_allclose(found["w"][1], x @ p["w"][1], rtol=1e-4)
+    second = layer(p, x, p["w"][0])
+    np.testing.assert_allclose(found["w"][1], second @ p["w"][1], rtol=1e-4)
     np.testing.assert_allclose(found["twice#2"][0], forward(p, x))
 
 

@@ -17,7 +17,7 @@ from jax.extend import core
 
 from ..reading.axes import Axes, Event, Use
 from ..reading.branches import Branches
-from ..reading.program import MOVES, Node, Program, is_scaled, origin
+from ..reading.program import MOVES, Maps, Node, Program, is_scaled, origin
 
 STREAM = "stream after "
 _Place = tuple[int, ...]  # of an equation in the program, and the number of its result
@@ -81,7 +81,7 @@ class Recording:
         self, params: Sequence[Any], state: Sequence[Any], inputs: Sequence[Any]
     ) -> dict[str, jax.Array]:
         """The value of each layer; the first axis counts the layers of scans."""
-        seen = _Seen(frozenset(self._places.values()))
+        seen = _Seen(frozenset(self._places.values()), self.program.maps)
         traced, arguments = self.program.traced, [*params, *state, *inputs]
         outputs = seen.evaluate(traced.jaxpr, traced.consts, arguments, ())
         found = {
@@ -207,9 +207,9 @@ def _place(node: Node) -> _Place:
 class _Seen:
     """Evaluates a traced program, and keeps the values of chosen equations."""
 
-    def __init__(self, places: frozenset[_Place]):
+    def __init__(self, places: frozenset[_Place], maps: Maps):
         self.values: dict[_Place, jax.Array] = {}
-        self._wanted = places
+        self._wanted, self._maps = places, maps
         # Equations that hold others of which a value is wanted.
         self._around = {p[:i] for p in places for i in range(1, len(p) - 1)}
 
@@ -228,6 +228,11 @@ class _Seen:
             name, inside = eqn.primitive.name, here in self._around
             # Of a program that is only wrapped, as by jit or checkpoint.
             inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            if inside and here in self._maps:
+                mapped, numbers = self._maps[here]
+                inputs = [numbers.get(k, x) for k, x in enumerate(values)]
+                self.evaluate(mapped.jaxpr, mapped.consts, inputs, here)
+                inside = False
             if inside and name == "scan":
                 outs = self._scan(eqn.params, values, here)
             elif inside and inner is not None and name != "shard_map":
@@ -250,7 +255,7 @@ class _Seen:
         constants, start, xs = _arguments(params, values)
 
         def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], Any]:
-            inner = _Seen(self._wanted)
+            inner = _Seen(self._wanted, self._maps)
             outs = inner.evaluate(body, held, [*constants, *carry, *x], at)
             return outs[: len(start)], (outs[len(start) :], inner.values)
 

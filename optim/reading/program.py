@@ -21,6 +21,8 @@ import numpy as np
 from jax.extend import core
 
 Spot = tuple[str, tuple[int, ...]]
+# The jaxpr of a loop's `vmap`, and the numbers that its carries count, by place.
+Maps = dict[tuple[int, ...], tuple[core.ClosedJaxpr, dict[int, np.ndarray]]]
 _NOWHERE: Spot = "", ()
 # Primitives that hold the jaxpr to inline under one of these names.
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -223,6 +225,7 @@ class Program:
       params: the nodes of the parameters, in the order of the argument.
       outputs: {place: result} of the forward pass, without gradients beside results;
         and values whose gradient is read, by negative places.
+      maps: the loops that are read as a `vmap`, by their places in the jaxpr.
     """
 
     def __init__(
@@ -249,6 +252,7 @@ class Program:
         self._runs, self._loop = 1, 0
         self._mesh: dict[str, int] = {}  # the axes of devices, and their sizes
         self._at: tuple[int, ...] = ()
+        self.maps: Maps = {}
         self._calls: tuple[Any, ...] = ()
         shapes = [v.aval.shape for v in self.traced.jaxpr.invars]
         n, m = self.counts
@@ -712,6 +716,7 @@ class Program:
         uses.update(map(id, body.outvars))
         axes = [None if k < last else 0 for k in range(len(operands))]
         arguments, ends, terms = [*operands], list[Node | None](), list[Any]()
+        numbers: dict[int, np.ndarray] = {}
         for k in range(first, last):
             carry, after, start = body.invars[k], body.outvars[k - first], operands[k]
             add = made.get(id(after))
@@ -724,25 +729,26 @@ class Program:
                 terms.append(by[0])
                 ends.append(None)
             elif isinstance(by[0], core.Literal) and start.value is not None:
-                *numbers, end = start.value + by[0].val * np.arange(length + 1)
-                arguments[k], axes[k] = self._constant(np.array(numbers)), 0
-                ends.append(self._constant(end))
+                every = start.value + by[0].val * np.arange(length + 1)
+                numbers[k] = every[:-1].astype(carry.aval.dtype)
+                arguments[k], axes[k] = self._constant(numbers[k]), 0
+                ends.append(self._constant(every[-1]))
             else:
                 return None
         if 0 not in axes or not length:
             return None
         jaxpr = body.replace(outvars=[*terms, *body.outvars[last - first :]])
         run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, params["jaxpr"].consts))
-        counts = [k < last and axis == 0 for k, axis in enumerate(axes)]
         shapes = [
-            jax.ShapeDtypeStruct((length,) * is_count + x.aval.shape, x.aval.dtype)
-            for x, is_count in zip(equation.invars, counts, strict=True)
+            numbers.get(k, jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype))
+            for k, x in enumerate(equation.invars)
         ]
         try:
             trace = jax.make_jaxpr(jax.vmap(run, axes), axis_env=[*self._mesh.items()])
             mapped = trace(*shapes)
         except (NotImplementedError, ValueError):  # of operations without a vmap
             return None
+        self.maps[self._at] = mapped, numbers
         with self._called(equation):
             results = self._inline(mapped.jaxpr, mapped.consts, arguments)
         each = iter(results)
