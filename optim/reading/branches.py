@@ -209,8 +209,9 @@ class Branches:
         """
         adds = {b.add.id for b in self.all}
         for i, b in enumerate(self.all):
-            alone = self.only_for(b.end, adds)
-            if b.add.spot in self._across and self._kernels(alone):
+            is_across = b.add.spot in self._across
+            alone = self.only_for(b.end, adds) if is_across else frozenset[int]()
+            if self._kernels(alone):
                 number = self.layers(alone)
                 self.all[i] = dataclasses.replace(b, inside=alone, layers=number)
         least: dict[int, Branch] = {}
