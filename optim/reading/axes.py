@@ -1077,8 +1077,8 @@ def is_identity(node: Node) -> bool:
 
 def _counts(node: Node) -> int | None:
     """The axis along which a value counts places; None for another value."""
-    while node.op == "add" and node.operands[1].value is not None:
-        node = node.operands[0]
+    while node.op == "add" and any(x.value is not None for x in node.operands):
+        node = next(x for x in node.operands if x.value is None)
     if node.op == "iota":
         return int(node.params["dimension"])
     axes = [a for a, n in enumerate(node.shape) if n > 1]

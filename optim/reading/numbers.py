@@ -474,7 +474,7 @@ class Numbers:
         beside, found = self._pair.beside, []
         for x, number in zip(node.operands, each, strict=False):
             if number and self._large.factors.trunk(x)[0].id not in adds:
-                more = [beside[x][0] for x in number.carried if x in beside]
+                more = [max(beside[x]) for x in number.carried if x in beside]
                 number += Log(math.log(max(more, default=1.0)))
             found.append(number)
         for number in self._differences(found):

@@ -376,12 +376,9 @@ class Program:
         is_zero = name == "sub" and operands[1].value == 0
         if is_zero and operands[0].shape == equation.outvars[0].aval.shape:
             return operands[:1]  # nothing is added
-        if name == "sub" and operands[1].op == "neg":
-            name, operands = "add", [operands[0], operands[1].operands[0]]
+        name, operands = self._respelled(name, operands)
         if name == "square":
             name, params = "integer_pow", {"y": 2}
-        elif name in ("mul", "div"):
-            name, operands = self._factor_last(name, operands)
         elif name == "broadcast_in_dim" and is_scaled(operands[0]):
             # Means are divided before they are repeated, or after: one value.
             operands, factor = [operands[0].operands[0]], operands[0].operands[1]
@@ -392,9 +389,8 @@ class Program:
             return [self._emit("mul", [repeated, factor], shape, source, {"result": 0})]
         if name == "dot_general" and params["dimension_numbers"][0] == ((), ()):
             name, params = "mul", {}
-            operands = self._factor_last(name, self._side_by_side(equation, operands))[
-                1
-            ]
+            operands = self._side_by_side(equation, operands)
+            name, operands = self._respelled(name, operands)
         share = _share(name, operands)
         if share is not None and share.op == "logistic":
             return share.operands[:1]  # the logit of a sigmoid
@@ -407,7 +403,9 @@ class Program:
             if len(operands) == 1:
                 return operands
         if name == "reshape" and params.get("dimensions") is not None:
-            operands = [self._transposed(equation, operands[0])]
+            operands = [self._transposed(equation, operands[0], params["dimensions"])]
+        if name == "transpose":
+            return [self._transposed(equation, operands[0], params["permutation"])]
         if name == "dynamic_slice":
             name, params, operands = _static(name, params, operands)
         if name in ("slice", "split", "unstack"):
@@ -489,14 +487,24 @@ class Program:
         )
         return self._emit("reshape", [moved], shape, source, {"new_sizes": shape})
 
-    def _factor_last(self, name: str, operands: list[Node]) -> tuple[str, list[Node]]:
-        """A product or quotient as a product whose known factor is the second one."""
+    def _respelled(self, name: str, operands: list[Node]) -> tuple[str, list[Node]]:
+        """One of several ways to say the same, with a known number last."""
+        if name not in ("add", "sub", "mul", "div", "max", "min"):
+            return name, operands
         one, other = operands
-        if name == "mul" and one.value is not None:
-            return name, [other, one]
+        if name not in ("sub", "div") and one.value:  # not of a first sum
+            one, other = operands = [other, one]
         if name == "div" and other.value and math.isfinite(other.value):
             inverse = self._new("literal", [], (), value=1 / other.value)
             return "mul", [one, inverse]
+        if name == "sub" and other.op == "neg":
+            return "add", [one, other.operands[0]]
+        for x, y in ((one, other), (other, one)):
+            if name == "add" and y.op == "neg":
+                return "sub", [x, y.operands[0]]
+            is_inverse = y.op == "div" and y.operands[0].value == 1
+            if name == "mul" and is_inverse and y.operands[1].shape == y.shape:
+                return "div", [x, y.operands[1]]
         return name, operands
 
     def _parts(
@@ -615,12 +623,24 @@ class Program:
         shape = [n for a, n in enumerate(shape) if a not in rest]
         return self._emit("reduce_sum", [total], shape, source, {"axes": rest})
 
-    def _transposed(self, equation: Any, node: Node) -> Node:
-        """The operand of a reshape that permutes axes first."""
-        order = tuple(equation.params["dimensions"])
+    def _transposed(self, equation: Any, node: Node, order: Sequence[int]) -> Node:
+        """A value with other axes first; of a product, its factors are swapped."""
+        if node.op == "transpose":
+            order = [node.params["permutation"][a] for a in order]
+            (node,) = node.operands
+        if [*order] == sorted(order):
+            return node
         shape = [node.shape[a] for a in order]
-        permuted = {"permutation": order}
-        return self._emit("transpose", [node], shape, equation.source_info, permuted)
+        if node.op == "dot_general":
+            sums, batches = node.params["dimension_numbers"]
+            n, (left, right) = len(batches[0]), node.operands
+            first = len(left.shape) - len(sums[0])  # of the axes of the second factor
+            if [*order] == [*range(n), *range(first, len(shape)), *range(n, first)]:
+                dims = {"dimension_numbers": (sums[::-1], batches[::-1]), "result": 0}
+                dims, operands = {**node.params, **dims}, [right, left]
+                return self._emit("dot_general", operands, shape, node.source, dims)
+        how = {"permutation": (*order,), "result": 0}
+        return self._emit("transpose", [node], shape, equation.source_info, how)
 
     def _side_by_side(self, equation: Any, operands: list[Node]) -> list[Node]:
         """The operands of a product that sums over nothing, in its result's shape."""
