@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from typing import Any
 
 from .again import Again, Earlier
 from .axes import Axes
@@ -434,32 +435,46 @@ class Branches:
                     Branch(node, before, end, inside, 1, (), None, 1.0, 0)
                 )
                 return None
-        for skip, end in pairs:
-            if self._is_constant_to_gradients(end) or self._starts_alike(
-                node, skip, end
-            ):
-                continue
-            for start, trunk, factor in self._starts(node, skip, end):
-                inside = self._program.between(start, end)
-                if start is not trunk and trunk.id in inside:
-                    break  # it reads what was added since
-                if inside and not self._kernels(inside):
-                    # E.g. gates of a memory's values.
-                    inside |= self.only_for(end, {start.id})
-                if inside and self._kernels(inside):
-                    simple = not any(x.add.id in inside for x in self.all)
-                    crosses = start.id < trunk.id or start.id not in self._learned
-                    if crosses and not simple:  # by another stream
-                        own = self.only_for(end, {x.add.id for x in self.all})
-                        inside = own if self._kernels(own) else inside
-                        self._across.add(node.spot)
-                    simple = simple or self._spots[node.spot] > 1
-                    if node.op == "sub" and not (simple and self._is_stream(node)):
-                        continue  # e.g. an error of prediction
-                    self._trunks[node.id] = trunk
-                    return self._made(node, start, end, inside, factor)
+        each = [x for x in (self._added(node, *pair) for pair in pairs) if x]
+        if each:  # either value may be the stream
+
+            def is_stream(found: tuple[Node, Node, Node, frozenset[int], float]) -> Any:
+                start, trunk, end, *_ = found
+                return start is trunk, self._common(start, end) is start
+
+            start, trunk, end, inside, factor = max(each, key=is_stream)
+            simple = not any(x.add.id in inside for x in self.all)
+            crosses = start.id < trunk.id or start.id not in self._learned
+            if crosses and not simple:  # by another stream
+                own = self.only_for(end, {x.add.id for x in self.all})
+                inside = own if self._kernels(own) else inside
+                self._across.add(node.spot)
+            self._trunks[node.id] = trunk
+            return self._made(node, start, end, inside, factor)
         carried = self._carried(node, pairs)
         return carried or (self._projected(node) if is_sum else None)
+
+    def _added(
+        self, node: Node, skip: Node, end: Node
+    ) -> tuple[Node, Node, Node, frozenset[int], float] | None:
+        """The start of a branch, its stream, its end, the nodes in it, a constant."""
+        alike = self._starts_alike(node, skip, end)
+        if self._is_constant_to_gradients(end) or alike:
+            return None
+        for start, trunk, factor in self._starts(node, skip, end):
+            inside = self._program.between(start, end)
+            if start is not trunk and trunk.id in inside:
+                break  # it reads what was added since
+            if inside and not self._kernels(inside):
+                # E.g. gates of a memory's values.
+                inside |= self.only_for(end, {start.id})
+            if inside and self._kernels(inside):
+                simple = not any(x.add.id in inside for x in self.all)
+                simple = simple or self._spots[node.spot] > 1
+                if node.op != "sub" or (simple and self._is_stream(node)):
+                    return start, trunk, end, inside, factor
+                # Else e.g. an error of prediction.
+        return None
 
     def updated(self, node: Node) -> Node:
         """What a value was before steps of an inner optimizer, e.g. a parameter."""
