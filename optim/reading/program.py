@@ -406,6 +406,11 @@ class Program:
             operands = [self._transposed(equation, operands[0], params["dimensions"])]
         if name == "transpose":
             return [self._transposed(equation, operands[0], params["permutation"])]
+        if name == "reshape":
+            while operands[0].op == "reshape":
+                operands = operands[0].operands
+            if operands[0].shape == params["new_sizes"]:
+                return operands
         if name == "dynamic_slice":
             name, params, operands = _static(name, params, operands)
         if name in ("slice", "split", "unstack"):
