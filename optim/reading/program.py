@@ -379,14 +379,8 @@ class Program:
         name, operands = self._respelled(name, operands)
         if name == "square":
             name, params = "integer_pow", {"y": 2}
-        elif name == "broadcast_in_dim" and is_scaled(operands[0]):
-            # Means are divided before they are repeated, or after: one value.
-            operands, factor = [operands[0].operands[0]], operands[0].operands[1]
-            shape, source = params["shape"], equation.source_info
-            repeated = self._emit(
-                name, operands, shape, source, {**params, "result": 0}
-            )
-            return [self._emit("mul", [repeated, factor], shape, source, {"result": 0})]
+        if name in ("broadcast_in_dim", "reshape", "squeeze", "transpose"):
+            return [self._moved(name, params, operands[0], equation)]
         if name == "dot_general" and params["dimension_numbers"][0] == ((), ()):
             name, params = "mul", {}
             operands = self._side_by_side(equation, operands)
@@ -401,15 +395,6 @@ class Program:
             # `jnp.pad` joins parts without entries.
             operands = [x for x in every if 0 not in x.shape] or every[:1]
             if len(operands) == 1:
-                return operands
-        if name == "reshape" and params.get("dimensions") is not None:
-            operands = [self._transposed(equation, operands[0], params["dimensions"])]
-        if name == "transpose":
-            return [self._transposed(equation, operands[0], params["permutation"])]
-        if name == "reshape":
-            while operands[0].op == "reshape":
-                operands = operands[0].operands
-            if operands[0].shape == params["new_sizes"]:
                 return operands
         if name == "dynamic_slice":
             name, params, operands = _static(name, params, operands)
@@ -627,6 +612,25 @@ class Program:
             return total
         shape = [n for a, n in enumerate(shape) if a not in rest]
         return self._emit("reduce_sum", [total], shape, source, {"axes": rest})
+
+    def _moved(self, name: str, params: Any, node: Node, equation: Any) -> Node:
+        """A value in another shape, by one operation after the other as by one."""
+        shape, source = equation.outvars[0].aval.shape, equation.source_info
+        if is_scaled(node):
+            # Means are divided before they are repeated, or after: one value.
+            moved = self._moved(name, params, node.operands[0], equation)
+            operands = [moved, node.operands[1]]
+            return self._emit("mul", operands, shape, source, {"result": 0})
+        if name == "transpose":
+            return self._transposed(equation, node, params["permutation"])
+        if name == "reshape":
+            if params["dimensions"] is not None:
+                node = self._transposed(equation, node, params["dimensions"])
+            while node.op == "reshape":
+                (node,) = node.operands
+            if node.shape == shape:
+                return node
+        return self._emit(name, [node], shape, source, {**params, "result": 0})
 
     def _transposed(self, equation: Any, node: Node, order: Sequence[int]) -> Node:
         """A value with other axes first; of a product, its factors are swapped."""
