@@ -1077,7 +1077,7 @@ def is_identity(node: Node) -> bool:
 
 def _counts(node: Node) -> int | None:
     """The axis along which a value counts places; None for another value."""
-    while node.op == "add" and any(x.value is not None for x in node.operands):
+    while node.op == "add" and sum(x.value is None for x in node.operands) == 1:
         node = next(x for x in node.operands if x.value is None)
     if node.op == "iota":
         return int(node.params["dimension"])

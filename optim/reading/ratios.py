@@ -26,8 +26,9 @@ class Ratios:
     def of(self, node: Node, k: int) -> float:
         """The ratio of a constant to that of the base; nan if it is not known."""
         twin = self._twin.get(node.id)
-        if twin is None and (node.op, node.spot) not in self._constants:
-            return node.operands[k].value or 0.0  # the base does not multiply here
+        if (node.op, node.spot) not in self._constants:
+            # The base does not multiply here, or by what is not known.
+            return math.nan if twin else node.operands[k].value or 0.0
         if twin is None:  # like those of other layers
             kind = self._constants[node.op, node.spot]
             each = [_ratio(*pair, k) for pair in kind.twins]
