@@ -620,7 +620,7 @@ class Program:
             # Means are divided before they are repeated, or after: one value.
             moved = self._moved(name, params, node.operands[0], equation)
             operands = [moved, node.operands[1]]
-            return self._emit("mul", operands, shape, source, {"result": 0})
+            return self._emit("mul", operands, shape, node.source, {"result": 0})
         if name == "transpose":
             return self._transposed(equation, node, params["permutation"])
         if name == "reshape":
