@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Set
 
 from ..rules.parametrizations import Parametrization
@@ -143,6 +144,14 @@ class Depth:
                     f"({first.add.line}); the base comes first: swap the two, or pass "
                     "fractional=True if the target is meant to be shallower"
                 )
+            for b in stream.now:
+                few, many = (_beside(b, x) for x in (stream.then, stream.now))
+                if 0 < few < many:
+                    raise ValueError(
+                        f"{many} branches like the {b.label} read the same value in "
+                        f"the target, and {few} in the base, so they are not layers; "
+                        "add them up first: x = x + sum(branches)"
+                    )
             self.ratios |= dict.fromkeys(map(id, stream.now), stream.growth)
         return sorted((b for stream in streams for b in stream.now), key=place)
 
@@ -424,3 +433,10 @@ class Depth:
                 "build both with the same depth"
             )
         return ratio
+
+
+def _beside(branch: Branch, every: list[Branch]) -> int:
+    """How many branches at one place read the same value, if others read another."""
+    spot = branch.add.spot
+    numbers = Counter(b.trunk.id for b in every if b.add.spot == spot)
+    return min(numbers.values()) if len(numbers) > 1 else 0

@@ -837,6 +837,30 @@ def gated_experts_that_a_loop_adds_up(n, L):
     return p, X, call
 
 
+@program(
+    {**ENDS, r"b/\d/r": "Hb", r"b/\d/e/\d/u": "Hb", r"b/\d/e/\d/d": "He"},
+    deep=True,
+    asks=r"8 branches like .* and 2 in the base.*x = x \+ sum\(branches\)",
+)
+def more_experts_that_are_added_to_the_stream_one_by_one(n, L, remedy=False):
+    p = zeros(**ends(n)) | {"b": layers(L, r=(n, n // 4))}
+    for w in p["b"]:
+        w["e"] = layers(n // 4, u=(n, n), d=(n, n))
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = norm(x)
+            gates = jnp.split(jax.nn.softmax(y @ w["r"]), n // 4, -1)
+            pairs = zip(gates, w["e"], strict=True)
+            branches = [g * (jax.nn.relu(y @ e["u"]) @ e["d"]) for g, e in pairs]
+            for branch in [sum(branches)] if remedy else branches:
+                x = x + branch
+        return norm(x) @ p["out"]
+
+    return p, X, call
+
+
 # The loop begins at zero within each branch.
 @program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
 def running_mean_of_experts(n, L):
