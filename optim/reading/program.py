@@ -335,9 +335,12 @@ class Program:
         terms = [x for x in operands if x.value != 0]
         known = [self._rows[x.id] for x in terms if x.id in self._rows]
         mixed = not known or len(known) < len(terms)
-        if op not in ("add", "squeeze", "reshape") or mixed:
+        if op not in ("add", "squeeze", "reshape", "transpose") or mixed:
             return None
         whole, axis, _ = known[0]
+        if op == "transpose":  # as of a slice under `vmap`
+            rest = [a for a in params["permutation"] if a != axis]
+            return known[0] if rest == sorted(rest) else None
         each = [row for *_, rows in known for row in rows]
         alike = all(x[:2] == (whole, axis) for x in known) and len({*each}) == len(each)
         is_row = shape == (*whole.shape[:axis], *whole.shape[axis + 1 :])
