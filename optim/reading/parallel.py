@@ -16,7 +16,7 @@ from .branches import Branch, Branches
 from .kinds import alike
 from .links import index_of, is_kernel
 from .models import Reading
-from .program import PRODUCTS, Node, earlier
+from .program import MOVES, PRODUCTS, Node, earlier
 from .totals import Totals
 
 Names = Callable[[str], str]
@@ -76,7 +76,9 @@ class Parallel:
         stacked = {param for param, _ in axes.sliced}
         self._owners: list[str] = []
         for node in reading.program.nodes:
-            mask, (stored, *_) = 0, (*node.operands[:1], node)
+            mask, stored = 0, node
+            while stored.op in ("slice", *MOVES):
+                (stored,) = stored.operands
             taken = node.op == "slice" and stored.param in stacked
             if taken or (node.param is not None and node.param not in stacked):
                 path = self._path_of[(stored if taken else node).param or 0]
