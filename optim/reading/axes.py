@@ -874,7 +874,7 @@ class Axes:
         if not self._is_kernel(table) or not table.weight:
             self._carry_results(node)
             if table.data and walks_layers(self._program, node.loop):
-                for a in one if any(map(self._program.is_counted, indices)) else ():
+                for a in (a for a in one if self._program.is_counted(indices[a])):
                     self._batched(node, table, a)  # what layer after layer reads
                     self._mark(node, [(self._of(table)[a], Use.COPY)])
             return

@@ -398,6 +398,21 @@ def number_of_latents_grows(n):
     return p, T, call
 
 
+# As Equinox's layers, which multiply each latent by a kernel of (outputs, inputs).
+@program({"in": "I", "out": "O", "z": "V", "(k|v|o)": "H", "b": "V", "c": "V"})
+def number_of_latents_grows_under_vmap(n):
+    p = zeros(**{"in": (7, n), "out": (n, 7)}, z=(n // 2, n), b=(n,), c=(n,))
+    p |= zeros(**dict.fromkeys("kvo", (n, n)))
+
+    def call(p, x):
+        x = p["in"][x]
+        k = jax.vmap(lambda z: p["k"] @ z + p["b"])(p["z"])
+        v = jax.vmap(lambda z: p["v"] @ z + p["c"])(p["z"])
+        return jax.nn.softmax(x @ k.T / n) @ v @ p["o"] @ p["out"]
+
+    return p, T, call
+
+
 @program(
     {
         **ENDS,

@@ -883,21 +883,28 @@ def running_mean_of_experts(n, L):
     return p, X, call
 
 
-@program({**ENDS, "u": "Hb", "d": "He"}, deep=True)
-def units_in_parts_that_a_loop_adds_up_by_checkpoint(n, L):
-    p = zeros(**ends(n), u=(L, n // 4, n, 4), d=(L, n // 4, 4, n))
+for by in "by_checkpoint", "one_by_one":
 
-    def call(p, x):
-        def layer(x, w):
-            y = norm(x)
+    def make(n, L, by=by):
+        p = zeros(**ends(n), u=(L, n // 4, n, 4), d=(L, n // 4, 4, n))
 
-            @jax.checkpoint
-            def add(total, part):
-                return total + jax.nn.relu(y @ part[0]) @ part[1], None
+        def call(p, x):
+            def layer(x, w):
+                y = norm(x)
 
-            return x + lax.scan(add, jnp.zeros_like(x), w)[0], None
+                def add(total, part):
+                    return total + jax.nn.relu(y @ part[0]) @ part[1], None
 
-        x, _ = lax.scan(layer, x @ p["in"], (p["u"], p["d"]))
-        return norm(x) @ p["out"]
+                if by == "by_checkpoint":
+                    total, _ = lax.scan(jax.checkpoint(add), jnp.zeros_like(x), w)
+                    return x + total, None
+                pairs = zip(*w, strict=True)  # a row for each part
+                return x + sum(jax.nn.relu(y @ u) @ d for u, d in pairs), None
 
-    return p, X, call
+            x, _ = jax.lax.scan(layer, x @ p["in"], (p["u"], p["d"]))
+            return norm(x) @ p["out"]
+
+        return p, X, call
+
+    make.__name__ = f"units_in_parts_that_are_added_up_{by}"
+    program({**ENDS, "u": "Hb", "d": "He"}, deep=True)(make)

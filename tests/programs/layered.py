@@ -84,30 +84,41 @@ def modulations_of_each_unit_side_by_side(n, L, remedy=False):
     return modulated(n, L, parts, (n, L, 3 * n) if remedy else (n, L * n * 3))
 
 
-@program(
-    {**ENDS, "cond": "I", "b/u": "Hb", "b/d": "He", "mods": "Hb"},
-    deep=True,
-    asks="an axis of its own for the layers",
-)
-def modulations_that_a_loop_takes_from_one_kernel(n, L, remedy=False):
-    p = zeros(**{"in": (5, n), "out": (n, 3)}, cond=(3, n))
-    p |= zeros(b=dict(u=(L, n, n), d=(L, n, n)))
-    p |= zeros(mods=(n, L, 3 * n) if remedy else (n, L * 3 * n))
+for taken in "from_one_kernel", "by_number_from_one_kernel":
 
-    def call(p, x, c):
-        c, w = jax.nn.silu(c @ p["cond"]), p["mods"]
-        m = jnp.einsum("...n,nlm->...lm", c, w) if remedy else c @ w
-        m = jnp.moveaxis(m.reshape(2, L, 3, n), 1, 0)
+    def make(n, L, remedy=False, taken=taken):
+        p = zeros(**{"in": (5, n), "out": (n, 3)}, cond=(3, n))
+        p |= zeros(b=dict(u=(L, n, n), d=(L, n, n)))
+        p |= zeros(mods=(n, L, 3 * n) if remedy else (n, L * 3 * n))
 
-        def layer(x, each):
-            w, m = each
-            shift, scale, gate = (m[:, None, j] for j in range(3))
-            return x + gate * mlp(w, norm(x) * (1 + scale) + shift), None
+        def call(p, x, c):
+            c, w = jax.nn.silu(c @ p["cond"]), p["mods"]
+            m = jnp.einsum("...n,nlm->...lm", c, w) if remedy else c @ w
+            m = jnp.moveaxis(m.reshape(2, L, 3, n), 1, 0)
 
-        x, _ = lax.scan(layer, x @ p["in"], (p["b"], m))
-        return norm(x) @ p["out"]
+            def layer(x, each):
+                w, m = each
+                shift, scale, gate = (m[:, None, j] for j in range(3))
+                return x + gate * mlp(w, norm(x) * (1 + scale) + shift), None
 
-    return p, CONDITION, call
+            def numbered(i, x):
+                return layer(x, jax.tree.map(lambda a: a[i], (p["b"], m)))[0]
+
+            x = x @ p["in"]
+            if taken == "from_one_kernel":
+                x, _ = lax.scan(layer, x, (p["b"], m))
+            else:
+                x = lax.fori_loop(0, L, numbered, x)
+            return norm(x) @ p["out"]
+
+        return p, CONDITION, call
+
+    make.__name__ = f"modulations_that_a_loop_takes_{taken}"
+    program(
+        {**ENDS, "cond": "I", "b/u": "Hb", "b/d": "He", "mods": "Hb"},
+        deep=True,
+        asks="" if "number" in taken else "an axis of its own for the layers",
+    )(make)
 
 
 @program({**ENDS, "rows": "Vb", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
