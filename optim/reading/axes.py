@@ -873,10 +873,6 @@ class Axes:
         one = [a for a in looked if node.shape[a] == 1]
         if not self._is_kernel(table) or not table.weight:
             self._carry_results(node)
-            if table.data and walks_layers(self._program, node.loop):
-                for a in (a for a in one if self._program.is_counted(indices[a])):
-                    self._batched(node, table, a)  # what layer after layer reads
-                    self._mark(node, [(self._of(table)[a], Use.COPY)])
             return
         labels = self._of(table)
         if any(x.data for x in indices):

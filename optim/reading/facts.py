@@ -103,10 +103,7 @@ class Facts:
         param = self.reading.path_of.index(path)
         axes = {a for p, a in self.axes.sliced if p == param}
         for event in self.axes.events[param]:
-            if (
-                event.node.op in ("scan_in", "slice", "dynamic_slice")
-                and not event.node.backward
-            ):
+            if event.node.op in ("scan_in", "slice") and not event.node.backward:
                 axes |= {*event.axes(Use.COPY)}
         return axes
 

@@ -246,6 +246,7 @@ class Program:
         self.loops: dict[int, tuple[int, int, bool]] = {}
         self._carried: dict[int, list[Node]] = {}
         self._sliced: dict[int, list[Node]] = {}
+        self._numbers: set[int] = set()  # carries that count iterations from zero
         self._computed: dict[tuple[Any, ...], Node] = {}
         # Sums of some rows of a value: (the value, the axis, the rows).
         self._rows: dict[int, tuple[Node, int, frozenset[int]]] = {}
@@ -400,6 +401,9 @@ class Program:
             if len(operands) == 1:
                 return operands
         if name == "dynamic_slice":
+            row = self._row(equation, operands)
+            if row is not None:
+                return [row]
             name, params, operands = _static(name, params, operands)
         if name in ("slice", "split", "unstack"):
             parts = self._parts(name, params, operands[0], equation.source_info)
@@ -448,6 +452,29 @@ class Program:
             )
             for i, variable in enumerate(equation.outvars)
         ]
+
+    def _row(self, equation: Any, operands: list[Node]) -> Node | None:
+        """One iteration's row of a value that has one of each, by its number."""
+        whole, *indices = operands
+        sizes, source = equation.params["slice_sizes"], equation.source_info
+        cut = [a for a, n in enumerate(sizes) if n == 1 != whole.shape[a]]
+        numbers = [a for a in cut if _unwrapped(indices[a]).id in self._numbers]
+        if len(numbers) != 1 or whole.loop == self._loop:
+            return None
+        (axis,), length = numbers, self.loops[self._loop][0]
+        if whole.shape[axis] != length:
+            return None
+        for a, (index, size) in enumerate(zip(indices, sizes, strict=True)):
+            if a != axis and size != whole.shape[a]:
+                if index.value is None:
+                    return None
+                start = min(max(int(index.value), 0), whole.shape[a] - size)
+                whole = self._slice(whole, a, start, start + size, source)
+        rest = [a for a in range(len(sizes)) if a != axis]
+        first = self._transposed(equation, whole, [axis, *rest])
+        row = self._emit("scan_in", [first], first.shape[1:], source)
+        self._sliced[self._loop].append(row)
+        return self._emit("reshape", [row], sizes, source, {"result": 0})
 
     def _in_order(
         self, params: Any, operands: list[Node], equation: Any
@@ -850,6 +877,12 @@ class Program:
             ]
             self._carried[self._loop] = [x for each in parts for x in each]
             self._sliced[self._loop] = slices
+            pairs = zip(body.jaxpr.invars[len(consts) :], parts, strict=False)
+            for at, (carry, each) in enumerate(pairs):
+                if each[0].operands[0].value == 0 and _is_counted(
+                    body.jaxpr, carry, at
+                ):
+                    self._numbers.add(each[0].id)
             results = self._inline(
                 body.jaxpr, body.consts, [*consts, *carried, *slices]
             )
@@ -1046,6 +1079,23 @@ class Program:
         least = min(starts, default=0)
         sources = reach([node], lambda x: [y for y in earlier(x) if y.id >= least])
         return any(x.id in starts for x in sources)
+
+
+def _is_counted(body: Any, carry: Any, at: int) -> bool:
+    """Whether a loop's body adds one to a carry, which is its result at a place."""
+    return any(
+        e.primitive.name == "add"
+        and e.outvars[0] is body.outvars[at]
+        and any(x is carry for x in e.invars)
+        and any(isinstance(x, core.Literal) and x.val == 1 for x in e.invars)
+        for e in body.eqns
+    )
+
+
+def _unwrapped(node: Node) -> Node:
+    """The index i that `jnp` writes as where(i < 0, i + n, i)."""
+    wraps = node.op == "select_n" and node.operands[0].op == "lt"
+    return node.operands[1] if wraps else node
 
 
 def _opened(body: Any) -> Any:

@@ -117,7 +117,7 @@ for taken in "from_one_kernel", "by_number_from_one_kernel":
     program(
         {**ENDS, "cond": "I", "b/u": "Hb", "b/d": "He", "mods": "Hb"},
         deep=True,
-        asks="" if "number" in taken else "an axis of its own for the layers",
+        asks="an axis of its own for the layers",
     )(make)
 
 
