@@ -42,6 +42,7 @@ from programs import (  # noqa: F401
 )
 
 from mupax import optim, zoo
+from mupax.optim.reading import models
 from mupax.zoo import registry
 
 
@@ -94,6 +95,72 @@ def test_layers_in_a_list_a_stack_and_a_loop_are_read_alike(name):
         rows = ((re.sub(r"/\d+/", "/", path), x) for path, x in scales.items())
         found[form] = {(path, fact) for path, x in rows for fact in _facts(x)}
     assert all(each == found["list"] for each in found.values())
+
+
+def swapped(run, params, state, inputs):
+    """A model's program in which all sums and products have their operands swapped."""
+
+    def of(value):
+        if isinstance(value, core.ClosedJaxpr):
+            return core.ClosedJaxpr(of(value.jaxpr), value.consts)
+        if isinstance(value, core.Jaxpr):
+            return value.replace(eqns=[equation(x) for x in value.eqns])
+        return tuple(map(of, value)) if type(value) is tuple else value
+
+    def equation(x):
+        swaps = x.primitive.name in ("add", "max", "min", "mul")
+        inner = {k: of(v) for k, v in x.params.items()}
+        return x.replace(invars=x.invars[::-1] if swaps else x.invars, params=inner)
+
+    arguments = list(params), list(state), *inputs
+    traced, results = jax.make_jaxpr(run, return_shape=True)(*arguments)
+
+    def call(*arguments):
+        found = core.jaxpr_as_fun(of(traced))(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(results), found)
+
+    return call
+
+
+def batched(run, params, state, inputs):
+    """A model's program for a batch of batches of inputs."""
+    return lambda params, state, *inputs: jax.vmap(
+        functools.partial(run, params, state)
+    )(*(jnp.stack([x, x]) for x in inputs))
+
+
+# Of two factors either may carry a multiplier, or JAX has no `vmap` of an operation.
+UNLIKE = """
+    product_of_the_entries_of_kernels_hadamard modulations_of_all_layers_by_one_kernel
+    deepseek_experts_with_a_shared_one
+    """.split()  # noqa: SIM905
+OTHER_WORDS = {
+    other: [
+        row
+        for row in [row for row in kit.ALL if not row.name.startswith("composed")][i::8]
+        if row.name not in UNLIKE
+    ]
+    for i, other in enumerate((swapped, batched))
+}
+
+
+@pytest.mark.filterwarnings("ignore:the forward pass does not call the layers")
+@pytest.mark.parametrize(
+    ("other", "row"),
+    [(other, row) for other, rows in OTHER_WORDS.items() for row in rows],
+    ids=lambda x: getattr(x, "name", None) or x.__name__,
+)
+def test_the_same_program_in_other_words_has_the_same_scales(monkeypatch, other, row):
+    base, target, inputs, call = row.models(remedy=True) if row.asks else row.models()
+    found, made = [], models.Program
+    for words in (lambda run, *_: run, other):
+        monkeypatch.setattr(
+            models, "Program", lambda run, *rest, to=words: made(to(run, *rest), *rest)
+        )
+        with jax.numpy_rank_promotion("allow"):
+            scales = optim.infer_scales(base, target, inputs=inputs, call=call)
+        found.append({path: _facts(scale) for path, scale in scales.items()})
+    assert found[0] == found[1]
 
 
 def halved(run, params, axis):
