@@ -311,6 +311,8 @@ class Program:
         # What is computed twice, e.g. a stream that each layer sums up anew, is one.
         if op not in _ONCE or key not in self._computed:
             known = _fields(_fold(op, operands, params, tuple(shape)))
+            if "value" in known:  # a number, however it was computed
+                op, operands = "literal", []
             self._computed[key] = self._new(
                 op, operands, shape, params=params, source=source, **known
             )
