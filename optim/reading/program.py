@@ -524,8 +524,7 @@ class Program:
         for x, y in ((one, other), (other, one)):
             if name == "add" and y.op == "neg":
                 return "sub", [x, y.operands[0]]
-            is_inverse = y.op == "div" and y.operands[0].value == 1
-            if name == "mul" and is_inverse and y.operands[1].shape == y.shape:
+            if name == "mul" and y.op == "div" and y.operands[0].value == 1:
                 return "div", [x, y.operands[1]]
         return name, operands
 
