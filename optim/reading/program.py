@@ -516,6 +516,8 @@ class Program:
         one, other = operands
         if name not in ("sub", "div") and one.value:  # not of a first sum
             one, other = operands = [other, one]
+        if name == "mul" and other.value is not None and other.shape == one.shape:
+            return name, [one, self._new("literal", [], (), value=other.value)]
         if name == "div" and other.value and math.isfinite(other.value):
             inverse = self._new("literal", [], (), value=1 / other.value)
             return "mul", [one, inverse]
