@@ -816,25 +816,38 @@ def a_quarter_of_all_units_wins(n):
 
 
 # The loop starts at the stream, and reads nothing of what it made before.
-@program({**ENDS, r"b/\d/r": "Ob", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
-def gated_experts_that_a_loop_adds_up(n, L):
-    p = zeros(**ends(n))
-    p |= {"b": layers(L, r=(n, n // 4), u=(n // 4, n, n), d=(n // 4, n, n))}
+for loop in "scan", "fori_loop":
 
-    def call(p, x):
-        x = x @ p["in"]
-        for w in p["b"]:
-            y = norm(x)
-            gates = jax.nn.softmax(y @ w["r"]).T[:, :, None]
+    def make(n, L, loop=loop):
+        p = zeros(**ends(n))
+        p |= {"b": layers(L, r=(n, n // 4), u=(n // 4, n, n), d=(n // 4, n, n))}
 
-            def add(total, expert, y=y):
-                gate, u, d = expert
-                return total + gate * (jax.nn.relu(y @ u) @ d), None
+        def call(p, x):
+            x = x @ p["in"]
+            for w in p["b"]:
+                y = norm(x)
+                gates = jax.nn.softmax(y @ w["r"]).T[:, :, None]
+                experts = gates, w["u"], w["d"]
 
-            x, _ = lax.scan(add, x, (gates, w["u"], w["d"]))
-        return norm(x) @ p["out"]
+                def add(total, expert, y=y):
+                    gate, u, d = expert
+                    return total + gate * (jax.nn.relu(y @ u) @ d), None
 
-    return p, X, call
+                def numbered(i, total, add=add, experts=experts):
+                    return add(total, jax.tree.map(lambda a: a[i], experts))[0]
+
+                if loop == "scan":
+                    x, _ = lax.scan(add, x, experts)
+                else:
+                    x = lax.fori_loop(0, n // 4, numbered, x)
+            return norm(x) @ p["out"]
+
+        return p, X, call
+
+    make.__name__ = f"gated_experts_that_a_{loop}_adds_up"
+    program({**ENDS, r"b/\d/r": "Ob", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)(
+        make
+    )
 
 
 @program(
