@@ -868,13 +868,13 @@ class Axes:
 
     def _op_dynamic_slice(self, node: Node) -> None:
         table, *indices = node.operands
-        looked = [a for a, n in enumerate(node.shape) if n != table.shape[a]]
-        # One entry is looked up; a window of several is moved.
-        one = [a for a in looked if node.shape[a] == 1]
         if not self._is_kernel(table) or not table.weight:
             self._carry_results(node)
             return
         labels = self._of(table)
+        looked = [a for a, n in enumerate(node.shape) if n != table.shape[a]]
+        # One entry is looked up; a window of several is moved.
+        one = [a for a in looked if node.shape[a] == 1]
         if any(x.data for x in indices):
             self.labels[node.id] = tuple(
                 NONE if a in one else x for a, x in enumerate(labels)

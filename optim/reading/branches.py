@@ -438,11 +438,11 @@ class Branches:
         each = [x for x in (self._added(node, *pair) for pair in pairs) if x]
         if each:  # either value may be the stream
 
-            def is_stream(found: tuple[Node, Node, Node, frozenset[int], float]) -> Any:
+            def certain(found: tuple[Node, Node, Node, Any, Any]) -> tuple[bool, bool]:
                 start, trunk, end, *_ = found
                 return start is trunk, self._common(start, end) is start
 
-            start, trunk, end, inside, factor = max(each, key=is_stream)
+            start, trunk, end, inside, factor = max(each, key=certain)
             simple = not any(x.add.id in inside for x in self.all)
             crosses = start.id < trunk.id or start.id not in self._learned
             if crosses and not simple:  # by another stream
@@ -469,8 +469,8 @@ class Branches:
                 # E.g. gates of a memory's values.
                 inside |= self.only_for(end, {start.id})
             if inside and self._kernels(inside):
-                simple = not any(x.add.id in inside for x in self.all)
-                simple = simple or self._spots[node.spot] > 1
+                twice = self._spots[node.spot] > 1
+                simple = twice or not any(x.add.id in inside for x in self.all)
                 if node.op != "sub" or (simple and self._is_stream(node)):
                     return start, trunk, end, inside, factor
                 # Else e.g. an error of prediction.

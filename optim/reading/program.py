@@ -473,7 +473,8 @@ class Program:
                 start = min(max(int(index.value), 0), whole.shape[a] - size)
                 whole = self._slice(whole, a, start, start + size, source)
         rest = [a for a in range(len(sizes)) if a != axis]
-        first = self._transposed(equation, whole, [axis, *rest])
+        with self._within():
+            first = self._transposed(equation, whole, [axis, *rest])
         row = self._emit("scan_in", [first], first.shape[1:], source)
         self._sliced[self._loop].append(row)
         return self._emit("reshape", [row], sizes, source, {"result": 0})
@@ -651,14 +652,16 @@ class Program:
         shape, source = equation.outvars[0].aval.shape, equation.source_info
         if is_scaled(node):
             # Means are divided before they are repeated, or after: one value.
-            moved = self._moved(name, params, node.operands[0], equation)
+            with self._within():
+                moved = self._moved(name, params, node.operands[0], equation)
             operands = [moved, node.operands[1]]
             return self._emit("mul", operands, shape, node.source, {"result": 0})
         if name == "transpose":
             return self._transposed(equation, node, params["permutation"])
         if name == "reshape":
             if params["dimensions"] is not None:
-                node = self._transposed(equation, node, params["dimensions"])
+                with self._within():
+                    node = self._transposed(equation, node, params["dimensions"])
             while node.op == "reshape":
                 (node,) = node.operands
             if node.shape == shape:
@@ -707,6 +710,13 @@ class Program:
         rows = [self._emit("reshape", [x], tuple(shape), source) for x in operands]
         shape[axis] = len(rows)
         return self._emit("concatenate", rows, shape, source, {"dimension": axis})
+
+    @contextlib.contextmanager
+    def _within(self) -> Iterator[None]:
+        """Emit values that are within an equation, and not its result."""
+        at, self._at = self._at, ()
+        yield
+        self._at = at
 
     @contextlib.contextmanager
     def _called(self, equation: Any) -> Iterator[None]:
@@ -882,9 +892,8 @@ class Program:
             self._sliced[self._loop] = slices
             pairs = zip(body.jaxpr.invars[len(consts) :], parts, strict=False)
             for at, (carry, each) in enumerate(pairs):
-                if each[0].operands[0].value == 0 and _is_counted(
-                    body.jaxpr, carry, at
-                ):
+                from_zero = each[0].operands[0].value == 0
+                if from_zero and _is_counted(body.jaxpr, carry, at):
                     self._numbers.add(each[0].id)
             results = self._inline(
                 body.jaxpr, body.consts, [*consts, *carried, *slices]
