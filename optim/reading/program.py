@@ -265,6 +265,7 @@ class Program:
         outputs = self._inline(self.traced.jaxpr, self.traced.consts, arguments)
         self.outputs = dict(enumerate(outputs))
         self._leave_out_zeros()
+        self._swap_factors()
         self._flow()
 
     def _param(self, index: int, shape: tuple[int, ...]) -> Node:
@@ -669,21 +670,13 @@ class Program:
         return self._emit(name, [node], shape, source, {**params, "result": 0})
 
     def _transposed(self, equation: Any, node: Node, order: Sequence[int]) -> Node:
-        """A value with other axes first; of a product, its factors are swapped."""
+        """A value with its axes in another order."""
         if node.op == "transpose":
             order = [node.params["permutation"][a] for a in order]
             (node,) = node.operands
         if [*order] == sorted(order):
             return node
         shape = [node.shape[a] for a in order]
-        if node.op == "dot_general":
-            sums, batches = node.params["dimension_numbers"]
-            n, (left, right) = len(batches[0]), node.operands
-            first = len(left.shape) - len(sums[0])  # of the axes of the second factor
-            if [*order] == [*range(n), *range(first, len(shape)), *range(n, first)]:
-                dims = {"dimension_numbers": (sums[::-1], batches[::-1]), "result": 0}
-                dims, operands = {**node.params, **dims}, [right, left]
-                return self._emit("dot_general", operands, shape, node.source, dims)
         how = {"permutation": (*order,), "result": 0}
         return self._emit("transpose", [node], shape, equation.source_info, how)
 
@@ -937,11 +930,46 @@ class Program:
             for x in reach([start], lambda x: () if x.op in PRODUCTS else x.operands)
             if x.op == "add" and x.id not in starts and x.spot == self.nodes[i].spot
         }
-        gone = {i: x for i, x in starts.items() if self.nodes[i].spot in again}
+        self._replace({i: x for i, x in starts.items() if self.nodes[i].spot in again})
+
+    def _swap_factors(self) -> None:
+        """Let a product have its axes in the order in which all its uses have them.
+
+        So the kernel is the second factor where Equinox's layers, which multiply a
+        vector by a kernel, are under `vmap`.
+        """
+        users: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            for x in node.operands:
+                users.setdefault(x.id, []).append(node)
+        shown, gone = {id(x) for x in self.outputs.values()}, dict[int, Node]()
+        for node in self.nodes:
+            after = users.get(node.id, [])
+            if node.op != "dot_general" or not after or id(node) in shown:
+                continue
+            sums, batches = node.params["dimension_numbers"]
+            n, rank = len(batches[0]), len(node.shape)
+            first = len(node.operands[0].shape) - len(sums[0])  # of the second factor
+            order = (*range(n), *range(first, rank), *range(n, first))
+            orders = {x.params.get("permutation") for x in after}
+            if orders == {order} and all(x.op == "transpose" for x in after):
+                swapped = {"dimension_numbers": (sums[::-1], batches[::-1])}
+                node.operands, node.params = node.operands[::-1], node.params | swapped
+                node.shape, node.at = after[0].shape, after[0].at
+                gone |= {x.id: node for x in after}
+        self._replace(gone)
+
+    def _replace(self, gone: dict[int, Node]) -> None:
+        """Read values, by their ids, as others."""
+
+        def kept(node: Node) -> Node:
+            while node.id in gone:
+                node = gone[node.id]
+            return node
+
         for node in self.nodes if gone else ():
-            for k, x in enumerate(node.operands):
-                while x.id in gone:
-                    node.operands[k] = x = gone[x.id]
+            node.operands = list(map(kept, node.operands))
+        self.outputs = {i: kept(x) for i, x in self.outputs.items()}
 
     def _leave_out_unused(self) -> None:
         """Keep what results depend on, and parameters that are used nowhere else.
