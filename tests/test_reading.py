@@ -131,8 +131,9 @@ def batched(run, params, state, inputs):
 
 # Of two factors either may carry a multiplier, or JAX has no `vmap` of an operation.
 UNLIKE = """
+    queries_and_keys_as_gains_of_one_value_by_einsum deepseek_experts_with_a_shared_one
     product_of_the_entries_of_kernels_hadamard modulations_of_all_layers_by_one_kernel
-    deepseek_experts_with_a_shared_one
+    branches_that_a_loop_computes_part_by_part
     """.split()  # noqa: SIM905
 OTHER_WORDS = {
     other: [

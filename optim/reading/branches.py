@@ -193,7 +193,7 @@ class Branches:
                 inside = self.only_for(end)
                 moved = reach([skip], lambda x: x.operands if x.op in MOVES else ())
                 users = max(len(self._axes.uses(x)) for x in moved)
-                is_zero = skip.value == 0 and skip.shape == first.shape
+                is_zero = skip.value == 0 and skip.shape != ()
                 is_stream = skip.data or is_zero or users > 1  # no bias
                 is_inner = self.factors.trunk(skip)[0].id in branch.inside
                 if is_stream and not is_inner and self._kernels(inside):
