@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -129,26 +130,21 @@ def batched(run, params, state, inputs):
     )(*(jnp.stack([x, x]) for x in inputs))
 
 
-# Of two factors either may carry a multiplier, or JAX has no `vmap` of an operation.
-UNLIKE = """
-    queries_and_keys_as_gains_of_one_value_by_einsum deepseek_experts_with_a_shared_one
-    product_of_the_entries_of_kernels_hadamard modulations_of_all_layers_by_one_kernel
-    branches_that_a_loop_computes_part_by_part
-    """.split()  # noqa: SIM905
-OTHER_WORDS = {
-    other: [
-        row
-        for row in [row for row in kit.ALL if not row.name.startswith("composed")][i::8]
-        if row.name not in UNLIKE
-    ]
+# A new program does not change which of the others are chosen.
+OTHER_WORDS = [
+    (other, row)
+    for row in kit.ALL
     for i, other in enumerate((swapped, batched))
-}
+    if zlib.crc32(row.name.encode()) % 8 == i
+    if not row.name.startswith("composed")
+    if row.name != "more_experts_with_rows_by_expert"  # JAX has no `vmap` of ragged_dot
+]
 
 
 @pytest.mark.filterwarnings("ignore:the forward pass does not call the layers")
 @pytest.mark.parametrize(
     ("other", "row"),
-    [(other, row) for other, rows in OTHER_WORDS.items() for row in rows],
+    OTHER_WORDS,
     ids=lambda x: getattr(x, "name", None) or x.__name__,
 )
 def test_the_same_program_in_other_words_has_the_same_scales(monkeypatch, other, row):

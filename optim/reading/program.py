@@ -1134,8 +1134,10 @@ def _is_counted(body: Any, carry: Any, at: int) -> bool:
 
 def _unwrapped(node: Node) -> Node:
     """The index i that `jnp` writes as where(i < 0, i + n, i)."""
-    wraps = node.op == "select_n" and node.operands[0].op == "lt"
-    return node.operands[1] if wraps else node
+    if node.op != "select_n" or node.operands[0].op != "lt":
+        return node
+    is_negative = node.operands[0].operands[1].value == 0
+    return node.operands[1] if is_negative else node
 
 
 def _opened(body: Any) -> Any:
