@@ -409,3 +409,31 @@ def test_large_readouts_are_measured_on_their_device(monkeypatch):
     params["head"]["kernel"] = jax.device_put(params["head"]["kernel"][...], spread)
     with jax.set_mesh(mesh), pytest.warns(optim.ChainWarning, match=said):
         init(params)
+
+
+def test_bare_arrays_in_a_list_of_layers_are_rescaled():
+    def build(width, depth, key):
+        keys = jax.random.split(jax.random.key(key), depth + 2)
+
+        def kernel(i, *shape):
+            return jax.random.normal(keys[i], shape) / shape[0] ** 0.5
+
+        blocks = [kernel(i, width, width) for i in range(depth)]
+        # Each layer holds a number for every one before it.
+        mixed = [jnp.linspace(0.0, 1.0, i + 2) for i in range(depth)]
+        ends = {"in": kernel(-1, 5, width), "out": kernel(-2, width, 3)}
+        return {**ends, "blocks": blocks, "mixed": mixed}
+
+    def call(p, x):
+        every = [x @ p["in"]]
+        for kernel, mix in zip(p["blocks"], p["mixed"], strict=True):
+            x = sum(a * y for a, y in zip(mix, every, strict=False))
+            every.append(every[-1] + jnp.tanh(x) @ kernel)
+        return every[-1] @ p["out"]
+
+    base, target = build(16, 2, 0), build(16, 8, 1)
+    scales = optim.infer_scales(base, target, inputs=(jnp.ones((1, 5)),), call=call)
+    params = optim.rescale_init(target, scales)
+    ratio = params["blocks"][7] / target["blocks"][7]
+    np.testing.assert_allclose(ratio, 0.5, rtol=1e-6)  # 4**-1/2
+    jax.tree.map(np.testing.assert_array_equal, params["mixed"], target["mixed"])

@@ -144,12 +144,13 @@ def _counts_layers(
       >>> _counts_layers(many, {i: many[i] for i in "01"})
       True
     """
-    if any(block.keys() != {""} or block[""].ndim != 1 for block in large.values()):
+    both = large, small
+    if any(x.keys() != {""} or len(x[""].shape) != 1 for b in both for x in b.values()):
         return False
-    sizes = {i: large[i][""].size for i in _sorted(large)}
-    steps = {b - a for a, b in itertools.pairwise(sizes.values())}
-    same = all(i in large and small[i].get("") == large[i][""] for i in small)
-    return same and len(small) > 1 and len(steps) == 1 and 0 not in steps
+    many, few = ({i: b[i][""].shape[0] for i in _sorted(b)} for b in both)
+    steps = {b - a for a, b in itertools.pairwise(many.values())}
+    same = few.items() <= many.items()
+    return same and len(few) > 1 and len(steps) == 1 and 0 not in steps
 
 
 def _sorted(blocks: Iterable[str]) -> list[str]:
