@@ -312,7 +312,10 @@ class Carry:
         raise ValueError(
             f"the {self._label(rule)}"
             + (f", with {paths[0]!r}," if paths else "")
-            + f" has a constant {math.exp(rule.end.constant):.4g} times that of the "
+            + " has a constant"
+            + ", beside that of its stream,"
+            * bool(rule.branch and rule.branch.skip > 1)
+            + f" {math.exp(rule.end.constant):.4g} times that of the "
             f"base; {default.label} needs {math.exp(-power * rule.number.depth):.4g}, "
             f"i.e. (depth / base depth)**-{power:g}, on every branch, or 1 on every "
             "branch"

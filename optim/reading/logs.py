@@ -77,7 +77,7 @@ class Rule(NamedTuple):
       whole: whether it must be one. Otherwise parameters must not change it.
       branch: the residual branch that is added here; the number is that of its end
         beside the stream.
-      end: the number of its end.
+      end: the number of its end; of a branch, beside its stream if layers enlarge that.
       of_widths: whether it does not matter what belongs to the depth.
     """
 

@@ -603,7 +603,9 @@ class Numbers:
         elif skip is not None and not is_again:
             number = number - skip
         whole = None not in (end, skip) and branch.skip == 1 and not is_again
-        rule = Rule(number, node, whole and number.is_known, branch, end or ONE)
+        # Where layers enlarge the stream, what they add is smaller beside it.
+        own = number if branch.skip > 1 else end or ONE
+        rule = Rule(number, node, whole and number.is_known, branch, own)
         self._rules.append(rule)
         if is_again:  # e.g. with momentum
             return self._unknown(node, skip)

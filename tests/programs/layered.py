@@ -314,6 +314,27 @@ def layers_that_divide_the_stream_and_what_they_add(n, L, remedy=False):
     return p | {"b": layers(L, u=(n, n), d=(n, n))}, (floats(2, 6, 5),), call
 
 
+def deepnorm(n, L, alpha):
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = norm(alpha * x + mlp(w, x))
+        return x @ p["out"]
+
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    return p | {"b": layers(L, u=(n, n), d=(n, n))}, (floats(2, 6, 5),), call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True, asks="beside that of its stream, 0.7598")  # fmt: skip
+def deepnorm_of_the_paper(n, L, remedy=False):
+    return deepnorm(n, L, 1.0 if remedy else (2 * L) ** 0.25)
+
+
+@program({**ENDS, r"b/\d/[ud]": "Hb"}, deep=True)
+def deepnorm_with_the_depth(n, L):
+    return deepnorm(n, L, L)
+
+
 @program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/rate": "Vb"}, deep=True)
 def streams_that_move_toward_what_layers_made_of_them(n, L):
     def call(p, x):
