@@ -9,9 +9,9 @@ prints the whole setup before training.
 from .apply.groups import for_modules
 from .apply.init import apply_multipliers, rescale_init
 from .apply.matrix_optimizers import adam_h, muon, muon_h, scion, shampoo, soap
-from .apply.optimizers import adafactor, adam, adamw, build_optimizer, lamb, lion, sgd
+from .apply.optimizers import adafactor, adam, adamw, lamb, lion, sgd
 from .apply.transforms import normalize_gradients, scale_by_parametrization
-from .check.chain_check import ChainCheck, chain, check_chain
+from .check.chain_check import ChainCheck, build_optimizer, chain, check_chain
 from .check.coord_check import coord_check
 from .check.coord_verdict import CoordCheck, Verdict
 from .check.explain import Explanation, explain

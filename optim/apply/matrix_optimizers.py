@@ -25,7 +25,7 @@ from .matrices import (
     scale_by_shape,
     spectral_norm,
 )
-from .optimizers import adamw, build_optimizer
+from .optimizers import adamw
 from .segments import by_segment
 
 # Builds an optimizer from a learning rate and scales; None for AdamW.
@@ -355,14 +355,10 @@ def scion(
         optax.scale_by_sign(),
     )
     decay = weight_decay, mask
-    others = functools.partial(
-        build_optimizer,
-        learning_rate,
-        precondition=signs,
-        family="adam",
-        weight_decay=weight_decay,
-        mask=mask,
-    )
+
+    def others(scales: Scales) -> Optimizer:
+        return build("scion", scales, signs, learning_rate, decay=decay, rule="adam")
+
     return _beside("scion", learning_rate, scales, per_head, own, others, decay)
 
 

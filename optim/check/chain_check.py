@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import optax
 
+from ..apply.build import Mask, Optimizer, Transform, build
+from ..apply.hyperparameters import checked
 from ..apply.transforms import resolve
-from ..rules.multipliers import multipliers, shift
+from ..rules.multipliers import family_of, multipliers, shift
 from ..rules.traced import Traced
 from ..scales.paths import flatten, nested
 from ..scales.probe import mode
@@ -196,14 +198,14 @@ scale_by_parametrization
                 "the transforms one by one: optim.chain(first, second)"
             )
     plain = optax.chain(*transforms)
-    checked: set[Any] = set()
+    seen: set[Any] = set()
 
     def init(params: optax.Params) -> optax.OptState:
         structure = jax.tree.structure(params)
-        if not _inside.get() and mode() is None and structure not in checked:
+        if not _inside.get() and mode() is None and structure not in seen:
             with _explained_trees():
                 _check_running(plain, params)
-            checked.add(structure)
+            seen.add(structure)
         outer = _inside.set(True)
         try:
             return plain.init(params)
@@ -215,6 +217,66 @@ scale_by_parametrization
             return plain.update(updates, state, params, **more)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+@checked
+def build_optimizer(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    precondition: Transform,
+    family: str,
+    *,
+    clip: Transform | None = None,
+    weight_decay: optax.ScalarOrSchedule | None = None,
+    mask: Mask = None,
+) -> Optimizer:
+    """Build an optimizer from a transform of your own, in the right order.
+
+    The order is: `clip`, normalization of gradients, `precondition`, scaling, weight
+    decay, learning rate. Its first `init` checks it, as that of `chain` does.
+
+    Args:
+      learning_rate: that of the base model; a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      precondition: the transform that gives updates their size, without learning rate
+        and weight decay, e.g. `optax.scale_by_adam()` or `optax.trace(0.9)`.
+      family: a `Family`: "sgd" if its updates are proportional to the gradient, "adam"
+        if their entries have size one, "spectral" if their spectral norm is one,
+        "relative" if they are proportional to the weight. `optim.check_chain` measures
+        it.
+      clip: a transform of gradients, e.g. `optax.clip_by_global_norm(1.0)`.
+      weight_decay: decoupled weight decay of the base model; None for none.
+      mask: what decays, as in `adamw`.
+
+    Raises:
+      ValueError: a hyperparameter is not finite or out of range; a group of
+        `for_modules` has a factor that the optimizer cannot use; see
+        `scale_by_parametrization` for the rest; from `init`, as `chain`.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax
+      >>> from mupax import optim
+      >>> base, params = {"out": jnp.ones((4, 2))}, {"out": jnp.ones((16, 2))}
+      >>> scales = optim.infer_scales(base, params, axes={"out": "i -> o"})
+      >>> tx = optim.build_optimizer(0.1, scales, optax.trace(0.9), "sgd",
+      ...                            weight_decay=1e-2)
+      >>> print(optim.check_chain(tx, scales))
+      1 of 1 parameters have updates of the right size
+
+    Source: Tensor Programs VI, Definition 6.1.
+    """
+    decay = None if weight_decay is None else (weight_decay, mask)
+    rule = family_of(family).value
+    built = build(
+        "this optimizer",
+        scales,
+        precondition,
+        learning_rate,
+        clip=clip,
+        decay=decay,
+        rule=rule,
+    )
+    return chain(built)
 
 
 @contextlib.contextmanager
