@@ -186,7 +186,8 @@ class _Parameter:
                 "the loss: the learning rate needs one minus, which "
                 "optax.scale_by_learning_rate and whole optimizers such as "
                 "optax.adam(rate) have; the precondition of optim.build_optimizer is a "
-                "transform without it, such as optax.scale_by_adam(). To freeze parameters, use optax.partition("
+                "transform without it, such as optax.scale_by_adam(). To freeze "
+                "parameters, use optax.partition("
                 '{"train": tx, "freeze": optax.set_to_zero()}, labels), as '
                 "optax.masked passes gradients through. To maximize, put optax.scale("
                 "-1.0) beside this chain in an optax.chain"

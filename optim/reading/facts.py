@@ -233,7 +233,10 @@ class Facts:
         """Which evaluation of a layer a node is of, e.g. on the second of two batches.
 
         What is computed from an evaluation belongs to it, as in a loop over a layer.
+        What reads no parameters, e.g. masks of dropout, is of the first.
         """
+        if not self.sources(node):
+            return 0
         if (layer, node.id) not in self._evaluations:
             lasts = self._evaluated.setdefault(layer, [])
             at = (i for i, x in enumerate(lasts) if self.reading.program.leads(x, node))

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
@@ -62,8 +63,14 @@ class Kind(Generic[T]):
             return each
         if all(alike(x, first[0]) for x in first):
             return [first[0]] * len(each)
-        # It depends on the share of layers.
-        return [ratio(self.now[-1], self.then[-1])] * len(each)
+        # It depends on the share of layers, (i + 1) / depth or i / (depth - 1).
+        last, start = ratio(self.now[-1], self.then[-1]), self.then[0]
+        then, now = ([ratio(x, start) for x in of] for of in (self.then, self.now))
+        if min(*then, *now) > 0 and alike(now[0], 1):  # or i / depth
+            logs, others = (sorted(map(math.log, x)) for x in (then, now))
+            apart = statistics.mean(others) - statistics.mean(logs)
+            last = 1.0 if 2 * abs(apart) < logs[-1] - logs[0] else last
+        return [last] * len(each)
 
     def check_known(self, ratios: list[float], node: Node) -> None:
         """Raise a `ValueError` if ratios to the only layer of the base differ."""

@@ -35,7 +35,10 @@ class Ratios:
             each = self._known(kind, each, node)
             return each[0] if len({round(x, 6) for x in each}) == 1 else math.nan
         kind = self._kind_of(node, twin)
-        like = [x for x in kind.now if self._twin.get(x.id) is twin]
+        like = kind.now
+        if len(kind.then) == 1:  # of layers, or of what else stands at this place
+            same = (x for x in like if self._twin.get(x.id) is twin)
+            like = [x for x in same if self._large.sources(x)]
         values = {x.operands[k].value for x in like}
         if len(values) > 1:  # it depends on the number of the layer
             ratios = kind.ratios(lambda x, y: _ratio(x, y, k))
@@ -66,8 +69,8 @@ class Ratios:
 
         def like(model: Facts, every: list[Node], of: Node) -> list[Node]:
             found = [x for x in every if x.shape == of.shape]
-            number = model.evaluation(place, of) if of.data else 0
-            known = (model.evaluation(place, x) if of.data else 0 for x in found)
+            number = model.evaluation(place, of)
+            known = (model.evaluation(place, x) for x in found)
             return [x for x, n in zip(found, known, strict=True) if n == number]
 
         then = like(self._pair.small, kind.then, twin)

@@ -117,6 +117,25 @@ def dropout_and_stochastic_depth(n, L):
     return p, (*X, tokens()), call
 
 
+@program({"in": "I", "out": "O", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def masks_of_layers_over_the_share_that_they_keep(n, L):
+    """Stochastic depth, whose rates grow from layer to layer; also without masks."""
+    p = zeros(**{"in": (5, n), "out": (n, 3)}) | {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x, seed):
+        x = x @ p["in"]
+        for i, w in enumerate(p["b"]):
+            keep = 1 - 0.2 * i / (L - i % 2)
+            key = jax.random.fold_in(jax.random.key(seed), i)
+            mask = jax.random.bernoulli(key, keep, (4, 1)) / keep
+            x = x + jax.nn.relu(norm(x) @ w["u"]) @ w["d"] * mask
+            keep = 1 - 0.5 * (i + 1) / L
+            x = x + keep * (jax.nn.relu(norm(x) @ w["u"]) @ w["d"])
+        return x @ p["out"]
+
+    return p, (*X, tokens()), call
+
+
 @program({"in": "I", "out": "O", "w": "H"}, carries={"in": 0.5})
 def embedding_times_the_root_of_the_width(n):
     p = zeros(**{"in": (7, n), "out": (n, 7)}, w=(n, n))
