@@ -380,7 +380,9 @@ class Carry:
         counted = self._depth.counted
         before = self._pair.small.branches.kept(self._pair.like(counted))
         after = self._large.branches.kept(counted)
-        if abs(math.log(after)) > 1.1 * abs(math.log(before)) + 1e-3:
+        # (1 - 1 / depth)**depth is bounded; the power of a number is not.
+        bound = self._depth.of(counted[0]) ** 0.25
+        if abs(math.log(after)) > bound * abs(math.log(before)) + 1e-3:
             raise ValueError(
                 f"layers multiply the stream itself ({counted[0].label}), all in all "
                 f"by {before:.4g} in the base and by {after:.4g} in the target: the "

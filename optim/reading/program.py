@@ -265,7 +265,7 @@ class Program:
         outputs = self._inline(self.traced.jaxpr, self.traced.consts, arguments)
         self.outputs = dict(enumerate(outputs))
         self._leave_out_zeros()
-        self._swap_factors()
+        self._say_alike()
         self._flow()
 
     def _param(self, index: int, shape: tuple[int, ...]) -> Node:
@@ -932,17 +932,38 @@ class Program:
         }
         self._replace({i: x for i, x in starts.items() if self.nodes[i].spot in again})
 
-    def _swap_factors(self) -> None:
-        """Let a product have its axes in the order in which all its uses have them.
+    def _say_alike(self) -> None:
+        """Say in one way what depends on all uses of a value.
 
-        So the kernel is the second factor where Equinox's layers, which multiply a
-        vector by a kernel, are under `vmap`.
+        A product has its axes in the order in which all its uses have them. So the
+        kernel is the second factor where Equinox's layers, which multiply a vector by a
+        kernel, are under `vmap`. And a stream (c x + y) / d is c / d x + y / d.
         """
         users: dict[int, list[Node]] = {}
         for node in self.nodes:
             for x in node.operands:
                 users.setdefault(x.id, []).append(node)
         shown, gone = {id(x) for x in self.outputs.values()}, dict[int, Node]()
+
+        def scaled(node: Node) -> Node | None:
+            """The product of a sum of scaled values, by a number, if it is all use."""
+            (one, *more) = users.get(node.id, [node])
+            is_sum = node.op == "add" and any(map(is_scaled, node.operands))
+            return one if is_sum and not more and is_scaled(one) else None
+
+        products = [
+            (x, y) for x in self.nodes if (y := scaled(x)) and id(x) not in shown
+        ]
+        read = {id(y): users.get(y.id, []) for _, y in products}
+        streams = {
+            x.spot
+            for x, y in products
+            if len(read[id(y)]) > 1 or any(z.op == "carry" for z in read[id(y)])
+        }
+        for node, product in products:
+            if node.spot in streams:
+                node.operands = [self._times(x, product, node) for x in node.operands]
+                gone[product.id] = node
         for node in self.nodes:
             after = users.get(node.id, [])
             if node.op != "dot_general" or not after or id(node) in shown:
@@ -958,6 +979,17 @@ class Program:
                 node.shape, node.at = after[0].shape, after[0].at
                 gone |= {x.id: node for x in after}
         self._replace(gone)
+
+    def _times(self, node: Node, product: Node, before: Node) -> Node:
+        """A value times the number of a product."""
+        number = self._new("literal", [], (), value=product.operands[1].value)
+        more = {"params": product.params, "source": product.source}
+        found = self._new("mul", [node, number], node.shape, **more)
+        found.loop, found.runs, found.at = product.loop, product.runs, product.at
+        del self.nodes[-2:]
+        at = self.nodes.index(before)
+        self.nodes[at:at] = [number, found]
+        return found
 
     def _replace(self, gone: dict[int, Node]) -> None:
         """Read values, by their ids, as others."""

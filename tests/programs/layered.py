@@ -335,6 +335,20 @@ def deepnorm_with_the_depth(n, L):
     return deepnorm(n, L, L)
 
 
+@program({**ENDS, r"b/\d/[ud]": "Hb"}, deep=True)
+def residuals_with_unit_scaling(n, L):
+    """x0 + sum of all branches / sqrt(L), in layers that keep the size of the stream."""
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i, w in enumerate(p["b"]):
+            x = ((L + i) ** 0.5 * x + mlp(w, norm(x))) / (L + i + 1) ** 0.5
+        return x @ p["out"]
+
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    return p | {"b": layers(L, u=(n, n), d=(n, n))}, (floats(2, 6, 5),), call
+
+
 @program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/rate": "Vb"}, deep=True)
 def streams_that_move_toward_what_layers_made_of_them(n, L):
     def call(p, x):
