@@ -8,7 +8,7 @@ from typing import Any
 
 from ..apply.transforms import missing_multipliers, resolve
 from ..rules.multipliers import Multipliers, carried, of_parts
-from ..rules.roles import ParamScale
+from ..rules.roles import ParamScale, Role
 from ..scales.paths import open_numbers
 from ..scales.table import Scales
 
@@ -49,6 +49,7 @@ class Explanation:
 
     def __str__(self) -> str:
         title, *notes = self._notes()
+        legend = self._legend()
         columns = list(zip(_HEAD, *self._table(), strict=True))
         # The last two are often the same for every parameter.
         alike = [c for c in columns[-2:] if len(set(c[1:])) == 1]
@@ -62,7 +63,7 @@ class Explanation:
             for row in zip(*columns, strict=True)
         ]
         lines.insert(1, "-" * max(map(len, lines)))
-        return "\n".join([title, "", *lines, "", *notes])
+        return "\n".join([title, "", *lines, "", *legend, *notes])
 
     def _table(self) -> list[tuple[str, ...]]:
         """The cells of every row. Rows that differ in numbers of blocks share one."""
@@ -85,6 +86,21 @@ class Explanation:
         return [
             (name if len(names) > 1 and kinds[name] == 1 else _shared(names), *cells)
             for (name, *cells), names in alike.items()
+        ]
+
+    def _legend(self) -> list[str]:
+        """What the columns mean, and the marks that appear."""
+        parts = self._parts.values()
+        marks = {
+            "*: in a residual branch": any(part.in_branch for part in parts),
+            "fixed: no axis grows (it is trained)": any(
+                part.role == Role.FIXED for part in parts
+            ),
+        }
+        return [
+            "init: initial size, fwd: factor in the forward pass, lr: learning rate, "
+            "eps: ε, wd: weight decay",
+            *filter(None, ["; ".join(mark for mark, on in marks.items() if on)]),
         ]
 
     def _notes(self) -> list[str]:
@@ -133,8 +149,8 @@ class Explanation:
             notes.append("wd: such that lr·wd is the same at every size")
         for path, module in scales.modules.items():
             factors = [f"{name} {x:g}" for name, x in vars(module).items() if x != 1]
-            told = ", ".join(factors) or "1"
-            notes.append(f"{open_numbers(path)}: also times {told}")
+            if factors:
+                notes.append(f"{open_numbers(path)}: also times {', '.join(factors)}")
         return [*dict.fromkeys(notes), *scales.training.describe()]
 
 
@@ -176,6 +192,8 @@ def explain(scales: Scales, optimizer: str = "adam", **options: Any) -> Explanat
       in    input   8x4   8x16    1     1    1     0.25  1
       out   output  4x2   16x2    0.25  1    0.25  1     4
       <BLANKLINE>
+      init: initial size, fwd: factor in the forward pass, lr: learning rate, eps: ε, \
+wd: weight decay
       every parameter: family adam, found declared
       init, fwd, lr, eps: Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), \
 Table 3
