@@ -228,12 +228,12 @@ def summary(model: str, name: str, axis: str) -> str:
     return f"{losses.shift(judged)}, {losses.cost(judged)}"
 
 
-def table() -> str:
+def table(axis: str) -> str:
     """A row for each optimizer; a cell is empty where it was not measured."""
-    heads = [f"{model}, {axis}" for model in MODELS for axis in AXES]
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    lines = [f"| over {axis} | {' | '.join(MODELS)} |"]
+    lines.append("|---" * (1 + len(MODELS)) + "|")
     for name in OPTIMIZERS:
-        cells = [summary(model, name, axis) for model in MODELS for axis in AXES]
+        cells = [summary(model, name, axis) for model in MODELS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     if given.table:
-        print(table())
+        print(*map(table, AXES), sep="\n\n")
         return
     if given.model is None or (given.model == "gpt" and given.text is None):
         parser.error("name a model; the GPT also needs --text FILE")

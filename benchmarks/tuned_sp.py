@@ -37,6 +37,7 @@ from papers import pages
 
 FOLDER = pathlib.Path(__file__).parent
 TABLE, PAGE = FOLDER / "tuned_sp.csv", FOLDER / "results.md"
+README = FOLDER.parent / "README.md"
 COMMAND = "python -m benchmarks.tuned_sp"
 WAYS = {
     "rate": "tuned at the base: learning rate",
@@ -315,6 +316,26 @@ def page() -> str:
     return "\n".join(text)
 
 
+def against_sp() -> str:
+    """Losses relative to SP's, tuned at that size: with one rate, and with groups."""
+    lines = best()
+    sizes = {"2x width": (2, 1), "4x width": (4, 1), "4x depth": (1, 4)}
+    text = [f"| | {' | '.join(sizes)} |", "|" + "---|" * (1 + len(sizes))]
+    for model, name in {"gpt": "GPT", "vit": "ViT", "cnn": "CNN"}.items():
+        base = COMPARISONS[model]
+        width, depth = base.widths[0], base.depths[0]
+        cells = []
+        for m, n in sizes.values():
+            rate, groups, sp = (
+                float((lines[model, m * width, n * depth, way] or {})["loss"])
+                for way in ("rate", "groups", "sp")
+            )
+            shown = f"{100 * (rate / sp - 1):+.1f} %, {100 * (groups / sp - 1):+.1f} %"
+            cells.append(shown.replace("-", "−"))
+        text.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
 def draw(path: pathlib.Path) -> None:
     """Draw the losses of the residual MLP over depth and over width."""
     lines = best()
@@ -364,7 +385,8 @@ def main() -> None:
     if given.model:
         folder = pathlib.Path(given.workdir, given.model)
         train(given.model, folder, given.dataset, given.data_dir)
-    PAGE.write_text(pages.replaced(PAGE, {"": page()}, COMMAND))
+    for place, text in {PAGE: page(), README: against_sp()}.items():
+        place.write_text(pages.replaced(place, {"": text}, COMMAND))
     draw(FOLDER.parent / "docs" / "tuned_sp.png")
 
 
