@@ -37,10 +37,10 @@ for depth in (2, 4, 16):
     axes.plot(run.losses, marker=".", label=f"depth {depth}")
 axes.plot(limit.losses.value, "k--", label="infinite depth")
 axes.set(yscale="log", xlabel="step", ylabel="loss")
-axes.legend()
+_ = axes.legend()
 
 # %% [markdown]
-# At depth 16, the loss is already close to the limit. How fast does it converge?
+# The loss of a deeper network is closer to the limit. How fast does it converge?
 
 # %%
 after_two = limit.outputs.value[2, 0, 0]
@@ -69,7 +69,7 @@ figure, axes = plt.subplots(figsize=(5, 3))
 axes.loglog(depths, rates, "o", label="solver")
 axes.loglog(depths, 3**0.5 * depths**-1.5, "--", label="√3 L^(-3/2)")
 axes.set(xlabel="depth", ylabel="largest learning rate")
-axes.legend()
+_ = axes.legend()
 
 # %% [markdown]
 # ## The plane of parametrizations

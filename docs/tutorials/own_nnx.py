@@ -8,8 +8,8 @@
 # %% [markdown]
 # # Your own NNX model
 #
-# Tune a small model, and train a larger one with its hyperparameters, in five steps:
-# explain, coordinate check, sweep, verdict, transfer. This takes about a minute
+# Tune a small model, and train a larger one with its hyperparameters, in four steps:
+# explain, coordinate check, sweep, transfer. This takes about a minute
 # on a CPU and needs no network. Install with `pip install '.[train]'`.
 
 # %%
@@ -181,8 +181,9 @@ for population in found.populations:
     mean = np.exp(np.log(cell.loss).mean(axis=0))  # over seeds
     label = f"{population.width} x {population.depth}"
     axes.plot(2**cell.log2_lr, mean, marker="o", label=label)
-axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="training loss")
-axes.legend(title="width x depth")
+axes.loglog(base=2)
+axes.set(xlabel="learning rate", ylabel="training loss")
+_ = axes.legend(title="width x depth")
 
 # %% [markdown]
 # ## 4. Transfer
