@@ -811,6 +811,11 @@ class Short(nnx.Module):
             {"optimizer": lambda model, width: 0.1},
             "not an optax.GradientTransformation",
         ),
+        (
+            {"optimizer": lambda model: 0.1},
+            r"optimizer\(model, width=8\) fails: .*width",
+        ),
+        ({"loss": None, "batch": X[:, :3]}, r"model\(batch\) fails: .*contracting"),
         ({"batch": None}, "batch is missing"),
         ({"loss": None, "batch": {"x": X}}, "pass loss=function"),
         ({"loss": lambda m, b: m.features(b[0])}, "whose shape changes with width"),

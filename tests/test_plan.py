@@ -13,9 +13,11 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.experiments import cli
+from mupax.experiments.errors import UserError
 from mupax.experiments.estimate.flops import count_flops
 from mupax.experiments.estimate.hardware import find_chip
 from mupax.experiments.estimate.hlo import collectives
+from mupax.experiments.estimate.plan import topologies
 
 TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
 
@@ -141,6 +143,7 @@ def test_gpus_are_planned_without_a_gpu(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     table = rows(done.stdout)
+    assert table["chip"] == ["h100", "h200"]
     assert table["devices"] == ["2", "8"]
     assert table["mesh"] == ["fsdp 2", "data 4, fsdp 2"]
     assert table["fits"] == ["yes", "yes"]
@@ -161,6 +164,13 @@ def test_gpus_are_planned_without_a_gpu(tmp_path):
 def test_an_unknown_machine_is_one_sentence(capsys, topology, sentence):
     assert cli.main(["mupax", "plan", TOY, f"--topology={topology}"]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_without_the_compiler_of_tpus_gpus_are_planned(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert [t.name for t in topologies(["v6e:16x16", "gpu:1"])] == ["gpu:1"]
+    with pytest.raises(UserError, match=r"v6e:4x4 needs the compiler .*\[tpu\]"):
+        topologies(["v6e:4x4"])
 
 
 needs_libtpu = pytest.mark.skipif(

@@ -232,6 +232,9 @@ def test_texts_that_are_not_there_are_said_not_to_be(tmp_path, song):
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"folder holds no \*\.txt file"):
         open_song(tmp_path / "folder")
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UserError, match=r"train and test on; it is empty"):
+        open_song(tmp_path / "empty.txt")
     (tmp_path / "short.txt").write_text("short")
     with pytest.raises(UserError, match=r"short\.txt is shorter than one window of 17"):
         open_song(song, test_path=tmp_path / "short.txt")

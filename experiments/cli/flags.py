@@ -139,7 +139,8 @@ def parse(
     for word in rest:
         if word.startswith("-"):
             hint = _key_hint(word) if config else ""
-            hint = hint or nearest(word.strip("-").partition("=")[0], flagged)
+            name, names = word.partition("=")[0], (f"--{flag}" for flag in flagged)
+            hint = hint or nearest(name, names)
             raise UserError(
                 f"there is no flag {word}{hint or f'; see {flags_of.prog} --help'}"
             )

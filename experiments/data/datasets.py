@@ -162,7 +162,10 @@ def _refuse_others(given: Mapping[str, Any], *known: str) -> None:
     for key, parameter in inspect.signature(open_dataset).parameters.items():
         allowed = ("name", "data_dir", *known)
         if key not in allowed and given[key] not in (parameter.default, [], {}):
-            raise UserError(f"{key} has no effect on {given['name']}; remove it")
+            other = "; remove it"
+            if key in _OF_TEXT and key not in known:
+                other = ", which has images: give a dataset of text, or remove it"
+            raise UserError(f"{key} has no effect on {given['name']}{other}")
 
 
 def _preprocessing(

@@ -79,8 +79,7 @@ def _folder(folder: pathlib.Path, classes: Mapping[str, pathlib.Path]) -> Split:
         labels += [name] * (len(paths) - before)
     if others:
         logging.warning(
-            "%s: %d files are left out, as their names are not those of images, e.g. "
-            "%s",
+            "%s: %d file(s) without an image's name are left out, e.g. %s",
             *(folder, len(others), others[0]),
         )
     return labelled(str(folder), objects(paths), labels, sorted(classes))

@@ -45,9 +45,12 @@ def labelled(where: str, images: Any, labels: Any, names: Any = None) -> Split:
     array = np.asarray(labels)
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.ndim != 1 or not len(array) or len(array) != len(images):
+        found, remedy = f"labels of shape {array.shape}", " (argmax of one-hot labels)"
+        if array.ndim == 1:
+            found, remedy = f"{len(array)} labels", ""
         raise UserError(
-            f"{where}: {len(images)} images have labels of shape {array.shape}; give "
-            "one integer or text per image (argmax of one-hot labels)"
+            f"{where}: {len(images)} images have {found}; give one integer or text per "
+            f"image{remedy}"
         )
     return Split(images, array, tuple(names) if names else None)
 

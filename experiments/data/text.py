@@ -141,7 +141,8 @@ def open_text(
         if total < 2:
             raise UserError(
                 f"{path} holds {total} windows of {context + 1} tokens, which is too "
-                "few to train and test on; make context smaller."
+                "few to train and test on; "
+                + ("make context smaller." if any(map(len, files)) else "it is empty.")
             )
         cut = total - max(1, total // _TEST_SHARE)
         train = Windows(files, context, 0, cut)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ import jax
 import rich.console
 import rich.filesize
 import rich.table
+from absl import logging
 from ml_collections import ConfigDict
 
 from mupax import zoo
@@ -134,6 +136,16 @@ def topologies(names: Iterable[str]) -> list[Topology]:
                 f"gpu:8, with a chip of {', '.join(CHIPS)}"
             )
         parsed.append((name, CHIPS[chip], shape))
+    tpus = [name for name, chip, _ in parsed if chip.is_tpu]
+    if tpus and importlib.util.find_spec("libtpu") is None:
+        needed = (
+            f"{', '.join(tpus)} needs the compiler for TPUs: pip install '.[tpu]' in a "
+            "clone of mupax"
+        )
+        parsed = [one for one in parsed if not one[1].is_tpu]
+        if not parsed:
+            raise UserError(needed)
+        logging.warning("%s; the other topologies follow", needed)
     gpus = [_whole(shape, name) for name, chip, shape in parsed if not chip.is_tpu]
     if max(gpus, default=0) > _SIMULATED:
         raise UserError(
@@ -198,6 +210,7 @@ def show(estimates: list[Estimate], model: str) -> None:
     for e in estimates:
         table.add_column(f"{e.topology.name}\nbatch {e.batch_size:,}", justify="right")
     rows: list[tuple[str, list[str]]] = [
+        ("chip", [e.topology.chip.name for e in estimates]),
         ("devices", [f"{len(e.topology.devices):,}" for e in estimates]),
         ("mesh", [_mesh_text(e.mesh) for e in estimates]),
         ("parameters", [f"{e.parameters:,}" for e in estimates]),
@@ -256,7 +269,7 @@ def _slice(name: str, chip: Chip, shape: str) -> Topology:
         raise UserError(
             f"topology {name!r} cannot be described ({reason(error)}); it needs "
             "an existing shape of this chip, e.g. v5e:4x8, v6e:16x16, v4:2x2x4 or "
-            "v5p:8x8x16, and pip install '.[tpu]' in a clone of mupax"
+            "v5p:8x8x16"
         ) from None
     devices = list(found.devices)
     chips = math.prod(map(int, shape.split("x")))

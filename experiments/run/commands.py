@@ -27,9 +27,11 @@ from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
 from .config import parse, plain
 from .evaluate import means, tester
-from .loop import OnStep, TrainResult, train
+from .loop import IDENTITY, OnStep, TrainResult, train
 from .prepare import PreparedRun, prepare
 from .trackers import open_trackers
+
+_COMPILING = "compiling"  # the bar's text before the first step
 
 
 def run(
@@ -47,9 +49,12 @@ def run(
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first)
     directory = pathlib.Path(folder)
+    parsed = parse(config)
     if first and not dry_run:  # before data is read
-        workdir.check(directory, None)
-    prepared = prepare(parse(config), stand_in=dry_run)
+        claimed = {key: getattr(parsed, key) for key in IDENTITY}
+        claimed |= {"settings": parsed.settings()}
+        workdir.check(directory, claimed, free=("dataset",))
+    prepared = prepare(parsed, stand_in=dry_run)
     prepared.check()
     text = visible(describe(prepared), keep="\n")
     console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -338,11 +343,13 @@ def _shown_steps(console: rich.console.Console, steps: int) -> Iterator[OnStep]:
     bar = progress.bar(
         "{task.description}", rich.progress.MofNCompleteColumn(), console
     )
-    task = bar.add_task("compiling", total=steps)
+    task = bar.add_task(_COMPILING, total=steps)
 
     def show(step: int, loss: float, line: dict[str, float]) -> None:
         bar.update(task, completed=step)
         if not line:
+            if bar.tasks[0].description == _COMPILING:
+                bar.update(task, description=f"loss {loss:.4f}")
             return
         text = f"loss {line['loss']:.4f}"
         if "examples_per_second" in line:

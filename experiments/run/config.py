@@ -18,7 +18,7 @@ from ml_collections.config_dict import placeholder
 
 from mupax import optim, zoo
 from mupax.zoo.addresses import public
-from mupax.zoo.registry import default_parametrization
+from mupax.zoo.registry import default_options, default_parametrization
 from mupax.zoo.weights import remote
 
 from .. import checks
@@ -364,6 +364,15 @@ def _check_together(config: RunConfig) -> None:
     for key in ("width", "depth"):
         if (size := config.model.options.get(key)) is not None:
             whole(1, checks.LARGEST)(f"model.{key}", size)
+    known = {**default_options(config.model.name), **config.model.options}
+    for key in ("width", "depth"):
+        size, base = known.get(key), getattr(config, f"base_{key}")
+        if size is not None and base is not None and size < base:
+            raise UserError(
+                f"model.{key}={size} is below base_{key}={base}, and learning rates "
+                f"are transferred to larger models only; set model.{key} to {base} or "
+                f"more, or tune at a base of at most {key} {size}"
+            )
     for key in ("base_width", "base_depth", "parametrization"):
         if key in config.model.options:
             raise UserError(f"model.{key} has no effect in a config; set {key} instead")

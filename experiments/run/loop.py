@@ -33,6 +33,8 @@ from .stopping import stop_requests
 from .trackers import Tracker
 
 _AVERAGED = 50  # steps in the mean of the reported training loss
+# Options that decide the result of a run, beside its settings.
+IDENTITY = ("batch_size", "steps", "seed", "eval_every")
 
 OnStep = Callable[[int, float, dict[str, float]], None]
 
@@ -179,8 +181,9 @@ def train(
             known = collectives.broadcast(records.lines if first else None)
             if not first:
                 records = Records(workdir, done, known=known)
-            if resumed_from and on_step and (curve := curve_of(records.lines)):
-                on_step(resumed_from, curve[-1][1], {})
+            losses = [loss for _, loss in curve_of(records.lines)] + progress.losses
+            if resumed_from and on_step and losses:
+                on_step(resumed_from, losses[-1], {})
             batches = dataset.train(
                 options.batch_size,
                 options.seed,
@@ -217,8 +220,7 @@ def _identity(
     options: LoopOptions, dataset: Dataset, settings: dict[str, Any] | None
 ) -> dict[str, Any]:
     """What decides the result of a run, as its directory stores it."""
-    keys = ("batch_size", "steps", "seed", "eval_every")
-    claimed = {key: getattr(options, key) for key in keys}
+    claimed = {key: getattr(options, key) for key in IDENTITY}
     claimed |= {"settings": settings or {}, "dataset": dataset.name}
     if jax.process_index() == 0:
         claimed["contents"] = dataset.fingerprint

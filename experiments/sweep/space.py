@@ -375,8 +375,7 @@ def _check_parametrization(
         raise UserError(
             f"parametrization.name={shown(named)} is not among the swept ones: "
             f"sweep.parametrizations has {', '.join(swept)}; name one of them, or add "
-            f"it in the config: c.sweep.parametrizations.{named} = "
-            f"{{'name': {named!r}}}"
+            f"--config.sweep.parametrizations.{named}.name={named}"
         )
 
 

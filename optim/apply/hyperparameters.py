@@ -70,5 +70,5 @@ def _check(name: str, value: Any) -> None:
         if kind == "learning_rate":
             remedy += "; to maximize, put optax.scale(-1.0) before it in an optax.chain"
         raise ValueError(
-            f"{name}={value} must be a number, at least {least} and {below}; {remedy}"
+            f"{name}={value!r} must be a number, at least {least} and {below}; {remedy}"
         )

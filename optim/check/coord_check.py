@@ -189,7 +189,8 @@ class _Run:
         def outputs(params: Any, others: Any) -> Any:
             rest, batch = jax.tree.unflatten(inside, others)
             loss = _forward if self.loss is None else self.loss
-            return loss(assemble(params, rest), batch)
+            call = "model(batch)" if self.loss is None else "loss(model, batch)"
+            return _called(call, loss, assemble(params, rest), batch)
 
         def forward(weights: Any, state: Any, *inputs: Any) -> list[jax.Array]:
             found = outputs(jax.tree.unflatten(structure, weights), [*state, *inputs])
@@ -375,8 +376,20 @@ def _opening(runs: list[_Run]) -> Callable[[str], _Opened]:
 # --- the user's functions ---
 
 
+def _called(call: str, function: Callable[..., Any], *args: Any, **size: int) -> Any:
+    """What a function returns; a TypeError in it becomes an error with the call."""
+    try:
+        return function(*args, **size)
+    except TypeError as error:
+        raise ValueError(f"{call} fails: {error}") from error
+
+
+def _text(size: dict[str, int]) -> str:
+    return ", ".join(f"{axis}={x}" for axis, x in size.items())
+
+
 def _built(build: Any, key: jax.Array, size: dict[str, int]) -> Any:
-    model = build(key, **size)
+    model = _called(f"build(key, {_text(size)})", build, key, **size)
     if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(model)):
         raise ValueError(
             f"build returns a {type(model).__name__} without arrays; return an NNX or "
@@ -390,7 +403,7 @@ def _transformation(
 ) -> optax.GradientTransformation:
     if isinstance(optimizer, optax.GradientTransformation):
         return optimizer
-    tx = optimizer(model, **size)
+    tx = _called(f"optimizer(model, {_text(size)})", optimizer, model, **size)
     if not isinstance(tx, optax.GradientTransformation):
         raise ValueError(
             f"optimizer returns a {type(tx).__name__}, not an "

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import nnx
 
+from mupax.optim.rules.parametrizations import closest
+
 from ..addresses import public
 from ..preprocessing import DataConfig, read_timm, read_transformers, remember
 from ..registry import (
@@ -98,9 +100,11 @@ def load_pretrained(
         if not (is_path or hub.is_id(name) or remote.is_remote(name)):
             if "/" in str(name):
                 raise ValueError(f"there is no file or directory {str(name)!r}")
+            near = closest(str(name), list_pretrained())
+            near = f"did you mean {near!r}? Otherwise " if near else ""
             raise ValueError(
                 f"no weights of {str(name)!r} come with the package, only of "
-                f"{', '.join(list_pretrained())}; give a source"
+                f"{', '.join(list_pretrained())}; {near}give a source"
             )
         source, known = name, None
     loaded = read_source(known, source, **overrides)
