@@ -152,8 +152,28 @@ class Depth:
                         f"the target, and {few} in the base, so they are not layers; "
                         "add them up first: x = x + sum(branches)"
                     )
-            self.ratios |= dict.fromkeys(map(id, stream.now), stream.growth)
+            growth = self._growth(stream, streams)
+            self.ratios |= dict.fromkeys(map(id, stream.now), growth)
         return sorted((b for stream in streams for b in stream.now), key=place)
+
+    def _growth(self, stream: Kind[Branch], streams: list[Kind[Branch]]) -> float:
+        """How much deeper a stream gets, or one that it exchanges values with.
+
+        The latter if it only lacks additions of one layer, e.g. of the last.
+        """
+        before, after = stream.numbers
+        lacking = range(1, len({b.add.spot for b in stream.now}) + 1)
+        whole = [(after + n) / (before + n) for n in lacking if before]
+
+        def reads(one: Kind[Branch], other: Kind[Branch]) -> bool:
+            first, last = min(other.now, key=place), max(one.now, key=place)
+            return any(x is first.add for x in reach([last.end], lambda x: x.operands))
+
+        for other in streams:
+            fits = any(alike(x, other.growth) for x in whole)
+            if fits and reads(stream, other) and reads(other, stream):
+                return other.growth
+        return stream.growth
 
     def _deep_streams(
         self, small: list[Branch], large: list[Branch]

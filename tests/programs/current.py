@@ -204,6 +204,33 @@ def mmdit_with_two_streams(n, L):
     return p, (tokens(2, 6), floats(2, 3, 5)), call
 
 
+@program(
+    {**ENDS, "c": "I", r"b/\d/[xc](q|k|v|u)": "Hb", r"b/\d/[xc](o|d)": "He"}, deep=True
+)
+def mmdit_whose_last_layer_adds_to_one_stream(n, L):
+    each = [x + k for x in "xc" for k in "qkvoud"]
+    p = ends(n, c=(5, n)) | {"b": layers(L, **dict.fromkeys(each, (n, n)))}
+    for k in "oud":
+        del p["b"][-1]["c" + k]
+
+    def call(p, x, c):
+        x, c = p["in"][x], c @ p["c"]
+        for w in p["b"]:
+            y = dict(x=norm(x), c=norm(c))
+            q, k, v = (
+                jnp.concatenate([y[s] @ w[s + z] for s in "xc"], 1) for z in "qkv"
+            )
+            a = flat(attention(*(heads(z, 4) for z in (q, k, v)), 0.5))
+            x = x + a[:, :6] @ w["xo"]
+            x = x + jax.nn.gelu(norm(x) @ w["xu"]) @ w["xd"]
+            if "co" in w:
+                c = c + a[:, 6:] @ w["co"]
+                c = c + jax.nn.gelu(norm(c) @ w["cu"]) @ w["cd"]
+        return norm(x) @ p["out"]
+
+    return p, (tokens(2, 6), floats(2, 3, 5)), call
+
+
 @program({"in": "I", "out": "O", "(k|v)0": "H", "(k|v)1": "H"})
 def tokenformer_whose_kernels_are_tokens(n):
     p = zeros(
