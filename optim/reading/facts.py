@@ -155,13 +155,14 @@ class Facts:
         return self._paths[id(branch)]
 
     def _inside(self, branch: Branch) -> Iterator[str]:
-        # What a stream starts with acts on it, also if other branches read it.
+        # What a stream starts with acts on it, also if other branches read it, and so
+        # does what multiplies it, also if that multiplies the branch: a x + (1 - a) f.
         starts = [
             b for b in self.branches.all if b.trunk.weight and b.trunk is not b.end
         ]
         skip = {b.add.id for b in starts}
         stream = branch.trunk, *(x for x in branch.add.operands if x is not branch.end)
-        skip |= {x.id for x in stream if x.op == "concatenate"}
+        skip |= {x.id for x in stream if x.op in ("concatenate", "mul")}
         for i, path in enumerate(self.reading.path_of):
             # What a kernel made, or rows that were looked up, is not used again by what
             # it meets.
@@ -288,7 +289,7 @@ class Facts:
             name = self.opened(path)
             # Each layer once, between the same additions; what a loop starts with, too.
             once = [x.operands[0] if x.op == "carry" else x for x in used]
-            places = {(bisect.bisect(adds, x.id), x.loop): x.runs for x in once}
+            places = {(bisect.bisect_left(adds, x.id), x.loop): x.runs for x in once}
             acts.setdefault(name, {}).update(places)
             layers[name] += self.copies(path)
             early |= {name for x in used if x.id in before}

@@ -571,6 +571,24 @@ def two_streams_with_branches_that_exchange(n, L):
     return p, (floats(2, 6, 5),), call
 
 
+# A gate acts on a stream, which is zero at first, and on what is added to it.
+@program({**ENDS, r"b/\d/(u|w)": "Hb", r"b/\d/[dov]": "He", r"b/\d/a": "Fm"}, deep=True)
+def ladder_with_gates_whose_sum_is_one(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("udvwo", (n, n)), a=())}
+
+    def call(p, x):
+        x = x @ p["in"]
+        y = jnp.zeros_like(x)
+        for w in p["b"]:
+            x, a = x + mlp(w, norm(x)), jax.nn.sigmoid(w["a"])
+            y = a * y + (1 - a) * (x @ w["v"])
+            y = y + jax.nn.gelu(norm(y) @ w["w"]) @ w["o"]
+        return norm(y) @ p["out"]
+
+    return p, (floats(2, 6, 5),), call
+
+
 @program({"a": "I", "b|c": "H"})
 def correlations_on_a_diagonal_as_in_barlow_twins(n):
     p = zeros(a=(5, n), b=(n, n), c=(n, 4 * n))
