@@ -127,7 +127,7 @@ class Segmented(Program):
         if index.out is not None:
             parts = self._each(call, i, index)
             return self._join(parts, index.out, call.source, repeats_of(join))
-        if call.op not in PRODUCTS or join.data:
+        if call.op not in PRODUCTS:
             return None
         return self._emit(SUM, self._each(call, i, index), call.shape, call.source)
 
@@ -149,6 +149,8 @@ class Segmented(Program):
 
     def _has_parts(self, node: Node, axis: int, join: Node, index: Index) -> bool:
         """Whether a value has parts, too, that meet the segments of a join."""
+        if node.op == "transpose":
+            node, axis = node.operands[0], node.params["permutation"][axis]
         if node.op == "concatenate" and node.params["dimension"] == axis:
             edges = [_edges(node, axis), _edges(join, join.joint)]
             return edges[1] <= edges[0] and repeats_of(node) == repeats_of(join)
@@ -165,6 +167,10 @@ class Segmented(Program):
         assert join.joint is not None
         sizes = [part.shape[join.joint] for part in join.operands]
         shape = _resized(node.shape, axis, sizes[number])
+        if node.op == "transpose":
+            before, at = node.operands[0], node.params["permutation"][axis]
+            parts = [self._part(before, at, join, number)]
+            return self._emit(node.op, parts, shape, node.source, node.params)
         if node.op == "concatenate" and node.params["dimension"] == axis:
             alike = repeats_of(node) == repeats_of(join)
             if alike and [x.shape[axis] for x in node.operands] == sizes:

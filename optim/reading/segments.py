@@ -474,7 +474,7 @@ class _Finder:
     def sums(self) -> None:
         """A kernel sums over an axis that was joined: cut it there.
 
-        Or it makes what is added to a joined value, or multiplied by one.
+        Or it makes what is added to a joined value, or multiplied by one, as in a dot.
         """
         for node in self._program.nodes:
             pairs = itertools.permutations(node.operands, 2)
@@ -487,6 +487,8 @@ class _Finder:
                 summed = kernel.weight and not self._axes.is_gain(kernel, axis)
                 if cuts and summed and data.data:
                     self._keep(self._back(kernel, axis, cuts))
+                elif cuts and kernel.data:
+                    self._keep(self._back(kernel, axis, cuts), beside=True)
 
     def _joined(self, node: Node, axis: int) -> frozenset[int]:
         """Where parts of a value along an axis were joined."""

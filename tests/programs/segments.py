@@ -579,6 +579,21 @@ def kernels_that_the_model_joins(n):
     return block(n, call, **w)
 
 
+@fused(i="I", h="H", d="H0.25", u=[(at[:32, :32], "H"), (at[:32, 32:], "O"), (at[32:, :32], "V"), (at[32:, 32:], "F")])  # fmt: skip
+def biaffine_scores_of_values_with_ones(n):
+    p = zeros(i=(5, n), h=(n, n), d=(n, n), u=(n + 1, n + 1))
+
+    def with_one(x):
+        return jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1))], -1)
+
+    def call(p, x):
+        x = x @ p["i"]
+        a, b = (with_one(jax.nn.relu(x @ p[k])) for k in "hd")
+        return a @ p["u"] @ b.swapaxes(1, 2)
+
+    return p, S, call
+
+
 @fused(i="I", a="O", b=[(at[:32], "O"), (at[32:], "F")], o=[(at[:32], "O"), (at[32:], "F")])  # fmt: skip
 def dense_connections_of_a_fixed_growth(n):
     p = zeros(i=(5, n), a=(n, 4), b=(n + 4, 4), o=(n + 8, 3))
