@@ -42,7 +42,8 @@ def compare(
     depth = Depth(pair)
     own = pair.leaves.parametrization
     point = same_parametrization(own, point) or own
-    found = {path: _scale(pair, depth, path) for path in pair.leaves}
+    like = _used_elsewhere(pair)
+    found = {path: _scale(pair, depth, like.get(path, path)) for path in pair.leaves}
     carry, beyond = Carry(pair, depth, found, given), depth.largest
     if pair.deeper and not (depth.ratios or depth.averaged):
         beyond = depth.plain(point)
@@ -61,6 +62,7 @@ def compare(
         )
         for path, scale in found.items()
     }
+    found |= {p: dataclasses.replace(found[x], path=p) for p, x in like.items()}
     point = point or parametrization("mup")
     return Scales(
         pair.parts.joined(found, pair.twin),
@@ -149,9 +151,18 @@ def _is_unknown(pair: Pair, path: str) -> bool:
     return role is None or (role.uncalled and path in pair.deeper)
 
 
+def _used_elsewhere(pair: Pair) -> dict[str, str]:
+    """Parameters that one layer does not use, and those of layers that do."""
+    kind = {p: (pair.opened(p), pair.shapes[p]) for p in pair.leaves}
+    unknown = {p for p in kind if _is_unknown(pair, p)}
+    used = {kind[p]: p for p in kind if p not in unknown}
+    return {p: used[kind[p]] for p in unknown if kind[p] in used}
+
+
 def _unused(pair: Pair) -> str:
     """Which parameters' use is not known, and what to do."""
-    unused = (p for p in pair.leaves if _is_unknown(pair, p))
+    known = _used_elsewhere(pair)
+    unused = (p for p in pair.leaves if _is_unknown(pair, p) and p not in known)
     shapes = {p: pair.leaves[p].shape for p in unused if pair.growth[p]}
     deep = next((p for p in shapes if p in pair.deeper), None)
     return (

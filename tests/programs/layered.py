@@ -589,6 +589,20 @@ def ladder_with_gates_whose_sum_is_one(n, L):
     return p, (floats(2, 6, 5),), call
 
 
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He", r"b/\d/g": "Vb"}, deep=True)
+def layers_of_which_the_first_does_not_use_its_gain(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n), g=(n,))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i, w in enumerate(p["b"]):
+            x = x + mlp(w, norm(x) * w["g"] if i else x)
+        return norm(x) @ p["out"]
+
+    return p, (floats(2, 6, 5),), call
+
+
 @program({"a": "I", "b|c": "H"})
 def correlations_on_a_diagonal_as_in_barlow_twins(n):
     p = zeros(a=(5, n), b=(n, n), c=(n, 4 * n))
