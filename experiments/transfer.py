@@ -32,6 +32,7 @@ from .run.prepare import prepare as prepare_run
 from .sweep import cost, optima, space
 from .sweep.at_base import base_tasks
 from .sweep.command import check_data, tune_and_train
+from .sweep.engine import DIVERGED
 from .sweep.results import Population
 from .sweep.space import SweepConfig
 from .sweep.statistics import BASE
@@ -66,7 +67,6 @@ def run(
     target.check()  # before the sweep
     target.check_memory()
     with workdir.claim(directory, settings):
-        runs = sum(task.runs for task in base_tasks(parsed))
         parsed, swept = tune_and_train(parsed, directory, command, console)
         populations = swept.populations
         best = best_of_base(parsed, populations)
@@ -80,7 +80,7 @@ def run(
                 target, trained_in, directory / "model", command, console
             )
         except Diverged as error:
-            shown = _shown(target, trained_in, directory)
+            shown = _shown(target, trained_in)
             data = dataclasses.replace(swept, trained=shown)
             page = report.write_report(data, directory)
             size, base = space.sizes_of(tuned_target), parsed.sizes
@@ -92,7 +92,7 @@ def run(
                 f"{base.width} --config.base_depth={base.depth} and a lower "
                 "--config.learning_rate"
             ) from None
-        shown = _shown(target, trained_in, directory, trained)
+        shown = _shown(target, trained_in, trained, directory / "model")
         compared = [
             _baseline(key, parsed, tuned_target, directory, command, console)
             for key in parsed.compare
@@ -112,7 +112,7 @@ def run(
             "target": round(trained.seconds, 1),
             "baselines": round(sum(baseline.seconds for baseline in compared), 1),
         }
-        summary["runs"] = runs + swept.runs
+        summary["runs"] = swept.tuning_runs + swept.runs
         summary["verdicts"] = swept.verdicts
         data = dataclasses.replace(swept, trained=shown, compared=compared)
         with writing(directory):
@@ -166,7 +166,7 @@ def _baseline(
         )
     except Diverged as error:  # the report shows diverged baselines too
         console.print(str(error), highlight=False, markup=False)
-    return _shown(prepared, folder, directory, trained, key)
+    return _shown(prepared, folder, trained, folder / "model", key)
 
 
 def _baseline_config(key: str, config: SweepConfig, target: RunConfig) -> RunConfig:
@@ -178,17 +178,21 @@ def _baseline_config(key: str, config: SweepConfig, target: RunConfig) -> RunCon
 def _shown(
     prepared: PreparedRun,
     folder: pathlib.Path,
-    directory: pathlib.Path,
     trained: TrainResult | None = None,
+    model: pathlib.Path = pathlib.Path(),
     baseline: str | None = None,
 ) -> report.Trained:
-    """A run as the report shows it; `trained` is None if it diverged."""
+    """A run as the report shows it; `trained` is None if it diverged.
+
+    It also diverged if it ends as a run of the sweep that counts as diverged.
+    """
     results: dict[str, Any] = {}
     if trained is not None:
+        most = DIVERGED * math.log(prepared.dataset.out_features)
         results = {
-            "train_loss": trained.train_loss,
+            "train_loss": trained.train_loss if trained.train_loss < most else None,
             "test_accuracy": trained.test_accuracy,
-            "checkpoint": _below(directory, trained),
+            "model": str(public(str(model))),
             "seconds": trained.seconds,
         }
     return report.Trained(

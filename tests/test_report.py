@@ -37,7 +37,7 @@ def trained(**changes):
             (s, 2.0 * math.exp(-s / 110) + 0.09, 0.972 - 0.6 * math.exp(-s / 60))
             for s in range(100, 601, 100)
         ],
-        "checkpoint": "runs/demo/target/600",
+        "model": "runs/demo/model",
         "seconds": 41.0,
     }
     return Trained(**given | changes)
@@ -119,7 +119,7 @@ def test_the_page_has_its_sections_alternatives_and_command(report):
     assert len(reader.alts) == 3
     assert all(len(alt) > 40 for alt in reader.alts)
     assert "mupax transfer --config digits_resmlp --workdir runs/demo" in reader.text
-    for said in ("97.2%", "sweep.depths", "runs/demo/target/600", *LABELS.values()):
+    for said in ("97.2%", "sweep.depths", "runs/demo/model", *LABELS.values()):
         assert said in reader.text
 
 
@@ -224,7 +224,7 @@ def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
     body = html[html.index("<main>") :]
     said = (
         "The learning rate cannot be judged across depth (about 7 seeds needed) and "
-        "can be kept at a cost of at most 2.3% of the loss across width: with that of "
+        "can be kept at a cost of at most 2.3% of the loss across width. With that of "
         "a small network, a network 100 times larger is better: 97.2% test accuracy "
         "instead of 94.4%; without mupax's scaling, 10.0%."
     )
@@ -246,7 +246,8 @@ def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
             {"base": {"train_loss": None}},
             "is better: 97.2% test accuracy instead of div",
         ),
-        ({"sp": {"train_loss": None}}, "; without mupax's scaling, divergence."),
+        ({"base": {"test_accuracy": 0.8915}}, "97.2% test accuracy instead of 89.2%"),
+        ({"sp": {"train_loss": None}}, "; without mupax's scaling, it diverges."),
         ({"target": {"train_loss": None}}, "a network 100 times larger diverges."),
     ],
 )
@@ -264,7 +265,7 @@ def test_a_baseline_of_another_parametrization_is_named():
 @pytest.mark.parametrize(
     ("shift", "said"),
     [
-        (0.0, "The learning rate transfers across depth and width: with that of a "),
+        (0.0, "The learning rate transfers across depth and width. With that of a "),
         (-0.75, "The learning rate transfers across width and does not transfer acr"),
     ],
 )

@@ -235,3 +235,22 @@ def test_a_range_that_is_none_is_refused_in_one_sentence(text):
 def test_both_ends_are_in_a_range():
     assert grids.parse("eps", "2**[-12:-3:1]") == tuple(2.0**x for x in range(-12, -2))
     assert grids.parse("warmup", "[0:0.3:0.1]") == (0.0, 0.1, 0.2, 0.3)
+
+
+def test_a_shift_that_the_grid_cuts_off_is_said_to_be_at_least_so_large():
+    """The optimum falls by an octave for each doubling, and the grid ends at -8."""
+    grid, seeds = np.arange(-8.0, -1.0), np.array([[0.0], [0.01]])
+
+    def judged(bests):
+        cells = []
+        for depth, best in bests.items():
+            loss = np.exp2(0.05 * (grid - best) ** 2 + seeds)
+            cells.append(Cell("p", 64, depth, grid, loss, loss[..., None], 0.0))
+        return verdict.transfer(cells, "depth")
+
+    inside = judged({8: -4, 16: -5, 32: -6})
+    assert inside.moved == "falls 4x"
+    cut = judged({8: -6, 16: -7, 32: -9})
+    assert cut.at_edge == (32,)
+    assert cut.change_words.endswith("x or more over depth 8 to 32")
+    assert not judged({8: -9, 16: -7, 32: -9}).moved.endswith("or more")

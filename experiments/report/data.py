@@ -29,7 +29,7 @@ class Trained:
     train_loss: float | None = None  # at the end; None if it diverged
     test_accuracy: float | None = None  # at the end
     evals: Sequence[tuple[int, float, float]]  # (step, test loss, test accuracy)
-    checkpoint: str = ""  # path of the last one
+    model: str = ""  # path of the saved model
     seconds: float = 0.0
     parameters: int = 0  # their number
     # "base" for the model of the base's size; the key of its parametrization for a
@@ -62,6 +62,7 @@ class SweepData:
     populations: Sequence[Population] = ()  # all runs; none before they are trained
     trained: Trained | None = None  # the target of a transfer
     compared: Sequence[Trained] = ()  # its baselines
+    tuning_runs: int = 0  # that tuned factors of groups at the base, before the sweep
 
     @functools.cached_property
     def transfers(self) -> list[Transfer]:

@@ -76,6 +76,8 @@ def _effort(data: SweepData) -> str:
     """The number of runs, and how long they took."""
     seconds = sum(p.seconds for p in data.populations)
     effort = f"{data.runs} runs of {data.steps} steps in {_duration(seconds)}"
+    if data.tuning_runs:
+        effort += f", after {data.tuning_runs} that tuned factors of groups at the base"
     if data.trained is not None:
         effort += f"; the target in {_duration(data.trained.seconds)}"
     return f"{effort}."
@@ -123,7 +125,8 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
         f"Crosses at the top are runs that diverged, a row per {axis}; at a pale cross "
         "only some seeds diverged. A run counts as diverged if its loss is not "
         "finite, or ends above twice the chance-level loss. Lines stop where the first "
-        "seed diverged. The bar below the stars spans the best values."
+        "seed diverged. The bar below the stars is the change of the best value, on a "
+        "line through all sizes."
         f"{rates if name == _RATE else ''}",
     )
 

@@ -254,7 +254,7 @@ def groups(data: SweepData) -> list[dict[str, Any]]:
                     "label": data.all_labels[t.key],
                     "axis": t.over,
                     "sign": sign(t),
-                    "words": t.words,
+                    "words": _kept(t) or t.words,
                     "change": moved(t),
                     "best": best(t),
                     "featured": t.key in data.mains,
@@ -265,6 +265,16 @@ def groups(data: SweepData) -> list[dict[str, Any]]:
         }
         for name in data.names
     ]
+
+
+def _kept(transfer: Transfer) -> str:
+    """The bound of a cost that seeds would not judge, as in the headline; or ""."""
+    if not transfer.at_most:
+        return ""
+    return (
+        f"can be kept at a cost of {transfer.at_most} at {transfer.size_text()} "
+        f"({transfer.reason} to tell more)"
+    )
 
 
 # ----- Pictures.
@@ -302,7 +312,8 @@ def scored(data: SweepData, value: float | None, *, named: bool = True) -> str:
     if value is None:
         return "divergence"
     if not data.by_loss:
-        return f"{value:.1%} test accuracy" if named else f"{value:.1%}"
+        share = f"{value + 1e-9:.1%}"  # a half is rounded up
+        return f"{share} test accuracy" if named else share
     perplexity = ""
     if data.text:
         perplexity = f"perplexity {loss(math.exp(min(value, 700)))}"
@@ -353,7 +364,7 @@ def result(data: SweepData) -> str:
     )
     that = "those" if data.names[1:] else "that"
     found = _findings(data) or "no second size was swept"
-    with_it = f"{capital(found)}: with {that} of a small network, {large}"
+    with_it = f"{capital(found)}. With {that} of a small network, {large}"
     if target.train_loss is None:
         return f"{with_it} diverges."
     if reached is None:
@@ -361,6 +372,7 @@ def result(data: SweepData) -> str:
     unscaled = ""
     if other is not None:
         known = scored(data, score(data, other), named=False)
+        known = known if other.train_loss is not None else "it diverges"
         unscaled = f"; {way(data, other)}, {known}"
     if small is None:
         return f"{with_it} reaches {scored(data, reached)}{unscaled}."

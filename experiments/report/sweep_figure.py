@@ -166,11 +166,12 @@ def _draw_runs(ax: Any, cells: Sequence[Cell], axis: Axis, looks: Looks) -> None
 
 
 def _draw_change(ax: Any, transfer: Transfer) -> None:
-    """A ruler from the least to the greatest optimum, with its length."""
-    known = [o for o in transfer.optima if o is not None]
-    if len(known) < max(len(transfer.sizes), 2):
+    """A ruler as long as the change of the best value that the verdict states."""
+    if not transfer.moved:
         return
-    ends = [min(known), max(known)]
+    sizes, optima = np.log2(transfer.sizes), np.array(transfer.optima, float)
+    line = optima.mean() + transfer.trend.slope * (sizes - sizes.mean())
+    ends = [line.min(), line.max()]
     style: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "zorder": 6}
     y = 0.065
     ax.plot(ends, [y, y], color=INK, lw=2, **style)
@@ -182,7 +183,7 @@ def _draw_change(ax: Any, transfer: Transfer) -> None:
     ax.text(
         {"left": ends[0], "right": ends[1], "center": middle}[side],
         y + 0.035,
-        grids.factor(transfer.name, ends[1] - ends[0]),
+        transfer.moved,
         ha=side,
         va="bottom",
         weight="bold",

@@ -1,5 +1,6 @@
 """`mupax sweep`: many hyperparameters at several sizes, as tables and a report."""
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
@@ -82,10 +83,11 @@ def tune_and_train(
     executor: Executor | None = None,
 ) -> tuple[SweepConfig, report.SweepData]:
     """The sweep with its factors tuned at the base, and its trained runs."""
+    tuning = sum(task.runs for task in base_tasks(config))
     config = tune(config, directory, console, executor)
     data = train(
         space.tasks(config),
-        space.described(config, command),
+        dataclasses.replace(space.described(config, command), tuning_runs=tuning),
         config.limits,
         folder=directory,
         executor=executor,

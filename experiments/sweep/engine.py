@@ -27,7 +27,7 @@ from .tasks import Task, Training
 Point = tuple[float, ...]  # a value of each hyperparameter
 
 # A run that ends above this multiple of chance-level loss counts as diverged.
-_DIVERGED = 2.0
+DIVERGED = 2.0
 _CURVE = 40  # points of a stored learning curve
 _STORED = 30.0  # seconds of a chunk where runs train in turn
 # Optimization level of the CPU compiler. Training spends its time in matrix products,
@@ -281,7 +281,7 @@ def _records(
     final = losses[..., -task.average_last :].mean(axis=-1)
     if guess is not None:
         # A finite loss far above chance level counts as diverged: nothing was learned.
-        final = np.where(final < _DIVERGED * guess, final, np.nan)
+        final = np.where(final < DIVERGED * guess, final, np.nan)
     spans = np.array_split(losses, min(_CURVE, task.steps), axis=-1)
     curves = [span.mean(axis=-1) for span in spans]
     table = np.stack([final, *curves], axis=-1)

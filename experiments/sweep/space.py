@@ -158,11 +158,11 @@ def described(config: SweepConfig, command: Sequence[str] = ()) -> report.SweepD
 def subject(settings: Mapping[str, Any]) -> str:
     """What runs of these settings train, e.g. "resmlp on digits, adam".
 
-    Factors of groups of parameters follow, e.g. "hidden/learning_rate 8".
+    Factors of groups of parameters follow, e.g. "hidden: 8 x learning rate".
     """
     model, optimizer = settings["model"]["name"], settings["optimizer"]["name"]
     factors = [
-        f"{name}/{factor} {value:g}"
+        f"{name}: {value:g} x {grids.noun(factor)}"
         for name, group in settings.get("modules", {}).items()
         for factor, value in group.items()
         if factor != "pattern"

@@ -188,11 +188,30 @@ class Transfer:
         """
         ends: dict[str, list[str]] = {}
         for i in (self.base, len(self.sizes) - 1):
-            best, grid = self.optima[i], self.cells[i].log2_lr
-            if best is not None and self.sizes[i] in self.at_edge:
-                end = "lower" if 2 * best < grid.min() + grid.max() else "upper"
+            if end := self._end(i):
                 ends.setdefault(end, []).append(self.size_text(i))
         return ends
+
+    def _end(self, index: int) -> str:
+        """The end of the grid at which a size's optimum lies; "" if it is inside."""
+        best, grid = self.optima[index], self.cells[index].log2_lr
+        if best is None or self.sizes[index] not in self.at_edge:
+            return ""
+        return "lower" if 2 * best < grid.min() + grid.max() else "upper"
+
+    @property
+    def moved(self) -> str:
+        """The change of the best value, e.g. "falls 1.3x"; "" if it is not known.
+
+        "or more" follows where the grid ends before the best value, on this side.
+        """
+        change = self.trend.change if len(self.sizes) > 1 else math.nan
+        if not math.isfinite(change):
+            return ""
+        ends = ("lower", "upper") if change > 0 else ("upper", "lower")
+        cut = self._end(0) == ends[0] or self._end(-1) == ends[1]
+        words = grids.moves(self.name, change).removeprefix("is ")
+        return words + " or more" * (cut and words != "unchanged")
 
     def size_text(self, index: int = -1) -> str:
         """One of the sizes: "depth 64", "1600 steps", or "width 64, depth 8"."""
@@ -314,13 +333,12 @@ class Transfer:
 
         "" if nothing trained at some size.
         """
-        change = self.trend.change if len(self.sizes) > 1 else math.nan
-        if not math.isfinite(change):
+        if not self.moved:
             return ""
         over = f"from {self.size_text(0)} to {self.size_text()}"
         if self.axis != "joint":
             over = f"over {self.axis} {self.sizes[0]} to {self.sizes[-1]}"
-        return f"{grids.moves(self.name, change)} {over}".removeprefix("is ")
+        return f"{self.moved} {over}"
 
     def to_json(self) -> dict[str, Any]:
         """The verdict and its numbers as JSON-ready data.
