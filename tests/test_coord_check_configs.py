@@ -89,6 +89,7 @@ def test_the_rate_replaces_that_of_transfer_from(tmp_path, monkeypatch):
     record = transfer_record(base, {"learning_rate": 2.0**-5})
     (tmp_path / "summary.json").write_text(json.dumps({"transfer": record}))
     config.transfer_from = str(tmp_path / "summary.json")
+    config.model.width, config.model.depth = space.sizes_of(base)
     one, two = (
         optimizers(config, tmp_path, monkeypatch, learning_rate=rate)
         for rate in (0.01, 0.02)
