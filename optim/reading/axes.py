@@ -15,6 +15,7 @@ from .program import (
     Program,
     Spot,
     averaged,
+    earlier,
     is_scaled,
     origin,
     reach,
@@ -102,6 +103,7 @@ class Axes:
         # For each function of parameters, the axes of those that scale the rows or
         # columns of a kernel in it, and the diagonal matrices of such parameters.
         self._gains: dict[int, frozenset[Axis]] = {}
+        self._positive: set[int] = set()
         self.scalers: set[int] = set()
         self._diagonal: set[int] = set()
         self._steps: dict[int, bool] = {}
@@ -183,6 +185,8 @@ class Axes:
         if node.weight and any(x.data for x in node.operands):
             node.data, node.weight = True, False  # computed from a learned activation
         self._follow_scalars(node)
+        if node.weight and self._is_positive(node):
+            self._positive.add(node.id)
         if self._passes_on(node):
             return
         reader = getattr(self, f"_op_{node.op.replace('-', '_')}", None)
@@ -198,6 +202,16 @@ class Axes:
         data = [x for x in node.operands if x.data]
         if keeps and data and all(x.id in self.hot for x in data):
             self.hot.add(node.id)
+
+    def _is_positive(self, node: Node) -> bool:
+        """Whether entries are of order one, however small the parameters are.
+
+        So are an exp or a sigmoid of them; noise and masks let their sums cancel.
+        """
+        each = [x.id in self._positive or x.value is not None for x in earlier(node)]
+        if node.op in ("add", "concatenate", "join", "max", "select_n", "sub"):
+            return any(x.id in self._positive for x in node.operands)
+        return node.op in ("exp", "logistic") or (bool(each) and all(each))
 
     def _keep_sparse(self, node: Node) -> None:
         """A product is zero where a factor is, and so is a sum of chosen entries."""
@@ -261,7 +275,7 @@ class Axes:
                 shares = [self._of(node)[a] for a in total.params["axes"]]
                 self._gains[node.id] = self._gains.get(node.id, NONE).union(*shares)
             if node.op in ("mul", "div") and len(kernels) == 2:
-                kernels.sort(key=_is_odd)
+                kernels.sort(key=lambda x: x.id not in self._positive)
                 self._add_gains(node, [self._joined(node, [x]) for x in kernels])
             elif node.op in ("mul", "select_n") and self._is_diagonal(node):
                 both = NONE.union(*self.labels[node.id])
@@ -490,6 +504,8 @@ class Axes:
                 continue
             kernel, other = node.operands[k], node.operands[1 - k]
             gains, copied = self._gains.get(kernel.id, NONE), NONE
+            if kernel.id in self._positive:
+                gains = NONE.union(*labels)
             marks = [(self._rows.get(kernel.id, NONE), Use.COPY)]
             summed = {x.axes.get(1 - k) for x in indices(node) if x.out is None}
             few = self.sparse.get(other.id, set())
@@ -1048,12 +1064,6 @@ class Axes:
 
     _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
     _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce
-
-
-def _is_odd(node: Node) -> bool:
-    """Whether a kernel is zero where its parameters are: no exp or sigmoid of them."""
-    inner = reach([node], lambda x: x.operands)
-    return not any(x.op in ("exp", "logistic") for x in inner)
 
 
 def _weights_of(node: Node) -> list[Node]:

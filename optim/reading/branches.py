@@ -697,13 +697,7 @@ class Branches:
             past = {z.id for at in adds for z in [*self._stream(at)][1:]}
             if any(at.id in past for at in self.normed(x)):
                 return None  # heads of a stream before and after a layer
-        added = {*self._trunks, *(b.add.id for b in self.all)}
-        streams = [
-            x
-            for x, each in zip(read, every, strict=True)
-            if any(self._sampled(y).id in added for y in each)
-        ]
-        for start in dict.fromkeys([common, *streams]):
+        for start in dict.fromkeys([common, *read]):
             if start is None or start in (one, other) or start.id not in self._learned:
                 continue
             if start.loop != node.loop:
@@ -738,14 +732,6 @@ class Branches:
         users = (y for i in inside for y in self._axes.uses(self._program.nodes[i]))
         after = {y.id: y for y in users if y.id not in inside and y is not add}
         return any(self._kernels([i]) or self.goes_on(y) for i, y in after.items())
-
-    def _sampled(self, node: Node) -> Node:
-        """The last sum that a value was resampled from, or the first value before."""
-        while node.op != "add" and node.op not in _NONLINEAR:
-            if len(data := [x for x in node.operands if x.data or x.weight]) != 1:
-                break
-            (node,) = data
-        return node
 
     def _projected_from(self, node: Node) -> list[Node]:
         """What a kernel, with a bias, makes a value of, or the joined values.

@@ -901,6 +901,17 @@ for name, kernel in ENTRIES.items():
     program({**ENDS, "w|s": "H"}, carries={"s": 2.0})(make)
 
 
+@program({"in": "I", "w|v": "V", "out": "O"}, carries={"in": 0.25})
+def positive_kernels_as_in_convex_networks(n):
+    """Entries of order one at each width, whose sum is an average or grows."""
+
+    def call(p, x):
+        x = jax.nn.relu(jax.nn.relu(x @ p["in"]) @ jax.nn.softplus(p["w"]))
+        return jax.nn.relu(x @ jnp.exp(p["v"]) / n) @ p["out"]
+
+    return zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), v=(n, n)), X, call
+
+
 @program({"in": "I", "w|v": "H", "out": "O"}, carries={"w": 4.0})
 def results_that_are_divided_and_also_repeated(n):
     p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), v=(n, n))

@@ -1632,3 +1632,32 @@ def readout_of_a_moving_average_of_a_scan(n, L):
         return norm(mean) @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, "time": "I", r"b/\d/s": "Hm", r"b/\d/[ut]": "Hb", r"b/\d/d": "He"}, deep=True)  # fmt: skip
+def kernel_on_each_shortcut_beside_a_time_embedding(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, time=(4, n))
+    p |= {"b": layers(L, **dict.fromkeys("sutd", (n, n)))}
+
+    def call(p, x, t):
+        x, t = x @ p["in"], jax.nn.silu(t @ p["time"])
+        for w in p["b"]:
+            y = jax.nn.silu(unit(x) @ w["u"] + t @ w["t"])
+            x = x @ w["s"] + y @ w["d"]
+        return unit(x) @ p["out"]
+
+    return p, (floats(2, 5), floats(2, 4)), call
+
+
+@program({**ENDS, r"b/\d/s": "Hm", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def kernel_on_each_shortcut_of_a_graph_network(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, **dict.fromkeys("sud", (n, n)))}
+
+    def call(p, x, edges):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x @ w["s"] + jax.nn.relu(edges @ (unit(x) @ w["u"])) @ w["d"]
+        return unit(x) @ p["out"]
+
+    return p, (floats(2, 6, 5), floats(2, 6, 6)), call
