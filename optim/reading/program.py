@@ -392,6 +392,15 @@ class Program:
             name, params = "mul", {}
             operands = self._side_by_side(equation, operands)
             name, operands = self._respelled(name, operands)
+        if name == "dot_general" and (pairs := self._apart(equation, operands)):
+            shape, source = equation.outvars[0].aval.shape, equation.source_info
+            how = {**params, "result": 0}
+            with self._within():
+                terms = [self._emit(name, [*x], shape, source, how) for x in pairs]
+                total = functools.reduce(
+                    lambda x, y: self._emit("add", [x, y], shape, source), terms
+                )
+            return [total]
         share = _share(name, operands)
         if share is not None and share.op == "logistic":
             return share.operands[:1]  # the logit of a sigmoid
@@ -679,6 +688,40 @@ class Program:
         shape = [node.shape[a] for a in order]
         how = {"permutation": (*order,), "result": 0}
         return self._emit("transpose", [node], shape, equation.source_info, how)
+
+    def _apart(self, equation: Any, operands: list[Node]) -> list[tuple[Node, Node]]:
+        """The pairs of values whose products add up to that of two joined values.
+
+        The two are not one value turned, as positions turn the halves of queries.
+        """
+        axes = [*itertools.chain(*equation.params["dimension_numbers"][0])]
+        if len(axes) != 2:
+            return []
+        left, right = map(self._joined, operands, axes, [equation] * 2)
+        sizes = [
+            [x.shape[a] for x in y] for y, a in zip((left, right), axes, strict=True)
+        ]
+        sliced = [
+            x.id for part in left for x in reach([part], _in_place) if x.op == "slice"
+        ]
+        is_turned = len(sliced) > len({*sliced})
+        if len(left) < 2 or sizes[0] != sizes[1] or is_turned:
+            return []
+        return [*zip(left, right, strict=True)]
+
+    def _joined(self, node: Node, axis: int, equation: Any) -> list[Node]:
+        """The values that are joined along an axis; none for another value."""
+        if node.op == "concatenate" and node.params["dimension"] == axis:
+            return node.operands
+        order = node.params.get("permutation")
+        if node.op == "transpose" and order:
+            parts = self._joined(node.operands[0], order[axis], equation)
+            return [self._transposed(equation, x, order) for x in parts]
+        if is_scaled(node):
+            parts, by = self._joined(node.operands[0], axis, equation), node.operands[1]
+            source = equation.source_info
+            return [self._emit("mul", [x, by], x.shape, source) for x in parts]
+        return []
 
     def _side_by_side(self, equation: Any, operands: list[Node]) -> list[Node]:
         """The operands of a product that sums over nothing, in its result's shape."""
@@ -1186,6 +1229,11 @@ def _opened(body: Any) -> Any:
         return body
     into, out = ([own.get(x, x) for x in of] for of in (body.invars, body.outvars))
     return _opened(inner.replace(invars=into, outvars=out))
+
+
+def _in_place(node: Node) -> list[Node]:
+    """What a value is computed from, up to products and parts of values."""
+    return [] if node.op in ("slice", *PRODUCTS) else node.operands
 
 
 def _flat(operands: list[Node], axis: int) -> Iterator[Node]:
