@@ -76,6 +76,7 @@ class Branches:
         of v = v + f(x) to x: their number, and the constant, by their place.
       unlike: the additions of which only some layers' add something again: their
         number, by their place.
+      learned: the ids of all values that parameters change.
     """
 
     def __init__(self, program: Program, axes: Axes):
@@ -86,10 +87,10 @@ class Branches:
         self._dominate()
         self._trunks: dict[int, Node] = {}
         self._outputs = {x.id for x in program.outputs.values()}
-        self._learned: set[int] = set()  # all but functions of inputs alone
+        self.learned: set[int] = set()
         for node in program.nodes:
-            if node.op == "param" or any(x.id in self._learned for x in earlier(node)):
-                self._learned.add(node.id)
+            if node.op == "param" or any(x.id in self.learned for x in earlier(node)):
+                self.learned.add(node.id)
         self._spots = Counter(x.spot for x in program.nodes if x.op == "sub")
         self.all: list[Branch] = []
         self.around: list[Branch] = []
@@ -444,7 +445,7 @@ class Branches:
 
             start, trunk, end, inside, factor = max(each, key=certain)
             simple = not any(x.add.id in inside for x in self.all)
-            crosses = start.id < trunk.id or start.id not in self._learned
+            crosses = start.id < trunk.id or start.id not in self.learned
             if crosses and not simple:  # by another stream
                 own = self.only_for(end, {x.add.id for x in self.all})
                 inside = own if self._kernels(own) else inside
@@ -697,8 +698,9 @@ class Branches:
             past = {z.id for at in adds for z in [*self._stream(at)][1:]}
             if any(at.id in past for at in self.normed(x)):
                 return None  # heads of a stream before and after a layer
-        for start in dict.fromkeys([common, *read]):
-            if start is None or start in (one, other) or start.id not in self._learned:
+        streams = [x for x in read if x is not None and not self._is_condition(x)]
+        for start in dict.fromkeys([common, *streams]):
+            if start is None or start in (one, other) or start.id not in self.learned:
                 continue
             if start.loop != node.loop:
                 continue  # each layer adds what it makes of a value before the loop
@@ -718,6 +720,11 @@ class Branches:
                 if (plain or mixed) and bends[b] and later and alone:
                     return self._made(node, start, node.operands[b], own)
         return None
+
+    def _is_condition(self, node: Node) -> bool:
+        """Whether several layers read a value, e.g. an embedding of the time."""
+        layers = Counter((x.op, x.spot) for x in self._axes.uses(node))
+        return max(layers.values(), default=0) > 1
 
     def _is_part(self, add: Node, inside: Set[int]) -> bool:
         """Whether a sum is only added to a stream that its terms read."""

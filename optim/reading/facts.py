@@ -236,7 +236,7 @@ class Facts:
         What is computed from an evaluation belongs to it, as in a loop over a layer.
         What reads no parameters, e.g. masks of dropout, is of the first.
         """
-        if not self.sources(node):
+        if not node.data or node.id not in self.branches.learned:
             return 0
         if (layer, node.id) not in self._evaluations:
             lasts = self._evaluated.setdefault(layer, [])

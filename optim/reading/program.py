@@ -705,7 +705,9 @@ class Program:
             x.id for part in left for x in reach([part], _in_place) if x.op == "slice"
         ]
         is_turned = len(sliced) > len({*sliced})
-        if len(left) < 2 or sizes[0] != sizes[1] or is_turned:
+        # Parts of parameters are segments, which are joined to be multiplied.
+        stored = any(origin(x).op == "param" for x in (*left, *right))
+        if len(left) < 2 or sizes[0] != sizes[1] or is_turned or stored:
             return []
         return [*zip(left, right, strict=True)]
 

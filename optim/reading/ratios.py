@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 
 from .facts import Facts
-from .kinds import Kind
+from .kinds import Kind, alike
 from .logs import ONE, Log
 from .pair import Pair
 from .program import Node
@@ -35,19 +35,26 @@ class Ratios:
             each = self._known(kind, each, node)
             return each[0] if len({round(x, 6) for x in each}) == 1 else math.nan
         kind = self._kind_of(node, twin)
-        like = kind.now
+        like = [x for x in kind.now if self._twin.get(x.id) is twin]
         if len(kind.then) == 1:  # of layers, or of what else stands at this place
-            same = (x for x in like if self._twin.get(x.id) is twin)
-            like = [x for x in same if self._large.sources(x)]
+            like = [x for x in like if x.id in self._large.branches.learned]
+        elif node.data and self._deepens(node):
+            like = kind.now
         values = {x.operands[k].value for x in like}
         if len(values) > 1:  # it depends on the number of the layer
             ratios = kind.ratios(lambda x, y: _ratio(x, y, k))
             return self._known(kind, ratios, node)[kind.now.index(node)]
         return _ratio(node, twin, k)
 
+    def _deepens(self, node: Node) -> bool:
+        """Whether there are more operations at a place than in the base."""
+        every = self._constants[node.op, node.spot]
+        return len(every.then) != len(every.now)
+
     def _known(self, kind: Kind[Node], ratios: list[float], node: Node) -> list[float]:
-        """Ratios of constants; if only depth grows, those of first layers are all."""
-        if len(kind.then) == 1 and not any(self._pair.growth.values()):
+        """Ratios of constants; those of first layers are all, unless of widths, too."""
+        wide = any(self._pair.growth.values()) and not alike(abs(ratios[0]), 1)
+        if len(kind.then) == 1 and not wide:
             return ratios[:1] * len(ratios)
         kind.check_known(ratios, node)
         return ratios
