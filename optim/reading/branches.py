@@ -723,7 +723,8 @@ class Branches:
 
     def _is_condition(self, node: Node) -> bool:
         """Whether several layers read a value, e.g. an embedding of the time."""
-        layers = Counter((x.op, x.spot) for x in self._axes.uses(node))
+        users = {x.id: x for x in self._axes.uses(node)}.values()
+        layers = Counter((x.op, x.spot) for x in users)
         return max(layers.values(), default=0) > 1
 
     def _is_part(self, add: Node, inside: Set[int]) -> bool:
