@@ -619,7 +619,7 @@ def test_constants_of_layers_with_another_mean_at_each_depth_are_an_error():
 
 def test_a_constant_that_changes_while_depth_stays_is_an_error():
     with pytest.raises(ValueError, match="same depth; use the same constant"):
-        read(network(32, 2, attention=0.5, mlp=0.5))
+        read(network(32, 2, attention=0.7, mlp=0.7))
 
 
 def test_base_and_target_the_other_way_around_are_an_error():

@@ -349,8 +349,7 @@ class Carry:
             grown = number.known - number.constant
             options = [0.0, -grown, -grown / 2]
             options.append(-self._log(rule, "heads_in"))
-            if rule.branch and self._divides_by_roots:
-                options.append(-self._log(rule, "width_in") / 2)
+            options += self._roots(rule) if rule.branch else ()
             if any(abs(constant - x - depth) < FREE for x in options):
                 return True
         return False
@@ -362,6 +361,22 @@ class Carry:
             power * math.log(getattr(self.found[path], name))
             for path, power in number.carried.items()
         )
+
+    def _roots(self, rule: Rule) -> list[float]:
+        """What kernels of a branch may be divided by, as in the NTK parametrization.
+
+        Some by their fan-in or its root, or all by the root if there are more layers.
+        """
+        fans = [self.found[path].width_in for path in rule.end.carried]
+        if not self._depth.ratios:
+            sums = {0.0}
+            for fan in fans[:4]:
+                sums |= {x + y * math.log(fan) for x in sums for y in (-0.5, -1.0)}
+            return [*sums]
+        root = -self._log(rule, "width_in") / 2
+        powers = (rule.number.depth * p for p in (0.5, 1.0))
+        is_clear = all(abs(root + x) > FREE for x in powers)
+        return [root] if is_clear or self._divides_by_roots else []
 
     @functools.cached_property
     def _divides_by_roots(self) -> bool:

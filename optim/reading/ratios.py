@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 
 from .facts import Facts
-from .kinds import Kind, alike
+from .kinds import Kind
 from .logs import ONE, Log
 from .pair import Pair
 from .program import Node
@@ -52,9 +52,8 @@ class Ratios:
         return len(every.then) != len(every.now)
 
     def _known(self, kind: Kind[Node], ratios: list[float], node: Node) -> list[float]:
-        """Ratios of constants; those of first layers are all, unless of widths, too."""
-        wide = any(self._pair.growth.values()) and not alike(abs(ratios[0]), 1)
-        if len(kind.then) == 1 and not wide:
+        """Ratios of constants; if only depth grows, those of first layers are all."""
+        if len(kind.then) == 1 and not any(self._pair.growth.values()):
             return ratios[:1] * len(ratios)
         kind.check_known(ratios, node)
         return ratios

@@ -1661,3 +1661,18 @@ def kernel_on_each_shortcut_of_a_graph_network(n, L):
         return unit(x) @ p["out"]
 
     return p, (floats(2, 6, 5), floats(2, 6, 6)), call
+
+
+@program({**ENDS, r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True, carries={r"b/\d/[ud]": 2.0})  # fmt: skip
+def residual_branches_in_the_ntk_parametrization(n, L):
+    p = zeros(**{"in": (5, n), "out": (n, 3)})
+    p |= {"b": layers(L, u=(n, n), d=(n, n))}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = jax.nn.relu(unit(x) @ w["u"] / n**0.5)
+            x = x + y @ w["d"] / n**0.5
+        return unit(x) @ p["out"]
+
+    return p, X, call
