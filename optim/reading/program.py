@@ -397,10 +397,10 @@ class Program:
             how = {**params, "result": 0}
             with self._within():
                 terms = [self._emit(name, [*x], shape, source, how) for x in pairs]
-                total = functools.reduce(
+                added = functools.reduce(
                     lambda x, y: self._emit("add", [x, y], shape, source), terms
                 )
-            return [total]
+            return [added]
         share = _share(name, operands)
         if share is not None and share.op == "logistic":
             return share.operands[:1]  # the logit of a sigmoid
