@@ -113,8 +113,12 @@ class Parallel:
             self.adds |= {x.add.id for x in terms}
 
     def _is_gated(self, node: Node, own: Sequence[int]) -> bool:
-        """Whether a value of one of several kernels is multiplied by one of neither."""
-        return (
+        """Whether a value of one of several kernels is multiplied by one of neither.
+
+        Or chosen by a number: where(i == number, f(x), 0).
+        """
+        chosen = node.op == "select_n" and node.operands[0].id in self._axes.hot
+        return chosen or (
             node.op in ("mul", "div")
             and all(x.data for x in node.operands)
             and not all(

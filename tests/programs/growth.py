@@ -728,7 +728,16 @@ def kernels_by_gather(p, x, logits):
     return (y * jax.nn.softmax(top)[..., None]).sum(-2)
 
 
-for choose in (gates_of_all, gates_by_one_hot, gates_by_scatter, kernels_by_gather):
+def one_by_one_by_where(p, x, logits):
+    total = 0.0
+    for e in range(logits.shape[-1]):
+        h = jax.nn.silu(x @ p["u"][e] + p["ub"][e])
+        chosen = (jnp.argmax(logits, -1) == e)[..., None]
+        total += jnp.where(chosen, h @ p["d"][e] + p["db"][e], 0.0)
+    return total
+
+
+for choose in (gates_of_all, gates_by_one_hot, gates_by_scatter, kernels_by_gather, one_by_one_by_where):  # fmt: skip
 
     def make(n, choose=choose):
         p = zeros(**ends(n), r=(n, n // 2), rb=(n // 2,), u=(n // 2, n, n), ub=(n // 2, n), d=(n // 2, n, n), db=(n // 2, n))  # fmt: skip
