@@ -578,7 +578,9 @@ class Numbers:
         same = all(x.is_known and abs(x.known) < 0.01 for x in differ)
         is_kernel = node.id in self._kernels
         for number in differ:
-            self._rule(number, node, whole=same or not is_kernel)
+            # E.g. the constant on a product of low rank that is added to a kernel.
+            of_constants = abs(number.known - number.constant) < 0.01
+            self._rule(number, node, whole=of_constants or not is_kernel)
         some = [x for x in each if x is not None]
         result = min(some, key=lambda x: not x.is_known, default=None)
         return self._unknown(node, result) if is_kernel and not same else result

@@ -901,6 +901,17 @@ for name, kernel in ENTRIES.items():
     program({**ENDS, "w|s": "H"}, carries={"s": 2.0})(make)
 
 
+@program({**ENDS, "w|a|b": "H"}, carries={"a": 4.0})
+def low_rank_product_over_its_rank_added_to_a_kernel(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, w=(n, n), a=(n, n // 2), b=(n // 2, n))
+
+    def call(p, x):
+        w = p["w"] + p["a"] @ p["b"] * (8 / (n // 2))
+        return features(p, x) @ w @ p["out"]
+
+    return p, X, call
+
+
 @program({"in": "I", "w|v": "V", "out": "O"}, carries={"in": 0.25})
 def positive_kernels_as_in_convex_networks(n):
     """Entries of order one at each width, whose sum is an average or grows."""
