@@ -660,7 +660,7 @@ class Program:
     def _moved(self, name: str, params: Any, node: Node, equation: Any) -> Node:
         """A value in another shape, by one operation after the other as by one."""
         shape, source = equation.outvars[0].aval.shape, equation.source_info
-        if is_scaled(node):
+        if is_scaled(node) and node.operands[0].shape == node.shape:
             # Means are divided before they are repeated, or after: one value.
             with self._within():
                 moved = self._moved(name, params, node.operands[0], equation)
@@ -719,7 +719,7 @@ class Program:
         if node.op == "transpose" and order:
             parts = self._joined(node.operands[0], order[axis], equation)
             return [self._transposed(equation, x, order) for x in parts]
-        if is_scaled(node):
+        if is_scaled(node) and node.operands[0].shape == node.shape:
             parts, by = self._joined(node.operands[0], axis, equation), node.operands[1]
             source = equation.source_info
             return [self._emit("mul", [x, by], x.shape, source) for x in parts]

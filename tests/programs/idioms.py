@@ -136,6 +136,18 @@ def masks_of_layers_over_the_share_that_they_keep(n, L):
     return p, (*X, tokens()), call
 
 
+@program({"in": "I", "out": "O", "t": "V"})
+def numbers_times_ones_that_repeat_them(n):
+    p = zeros(**{"in": (5, n), "out": (n, 3)}, t=(6, n))
+
+    def call(p, x):
+        places = jnp.arange(4)[:, None] * jnp.ones((1, 6), jnp.int32)
+        x = x @ p["in"] + p["t"][places.T.reshape(-1)[:6]]
+        return jnp.kron(jnp.eye(3), jnp.ones((2, 2))) @ jnp.tanh(x) @ p["out"]
+
+    return p, S, call
+
+
 @program({"in": "I", "out": "O", "w": "H"}, carries={"in": 0.5})
 def embedding_times_the_root_of_the_width(n):
     p = zeros(**{"in": (7, n), "out": (n, 7)}, w=(n, n))
