@@ -994,7 +994,8 @@ class Program:
             """The product of a sum of scaled values, by a number, if it is all use."""
             (one, *more) = users.get(node.id, [node])
             is_sum = node.op == "add" and any(map(is_scaled, node.operands))
-            return one if is_sum and not more and is_scaled(one) else None
+            same = all(x.shape == node.shape for x in (one, *node.operands))
+            return one if is_sum and same and not more and is_scaled(one) else None
 
         products = [
             (x, y) for x in self.nodes if (y := scaled(x)) and id(x) not in shown
