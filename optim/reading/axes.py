@@ -287,8 +287,10 @@ class Axes:
             return
         rows = [x for x in node.operands if x.id in self._rows and self._is_kernel(x)]
         data = [x for x in node.operands if x.data]
-        if rows and not kernels and node.op not in ELEMENTWISE - MOVES and data == rows:
-            self.labels[node.id] = self._joined(node, rows)
+        added = node.op == "add" and any(self._is_square(self._of(x)) for x in rows)
+        alone = added or (not kernels and node.op not in ELEMENTWISE - MOVES)
+        if rows and alone and data == rows:
+            self.labels[node.id] = self._joined(node, [*rows, *kernels])
             self._rows[node.id] = NONE.union(*(self._rows[x.id] for x in rows))
             return
         is_one = node.op == "mul" and len(data) == 1 and kernels
@@ -334,17 +336,30 @@ class Axes:
     def _add_gains(self, node: Node, sides: Sequence[Labels]) -> None:
         """Of two parameters, one may scale the rows or columns of the other.
 
-        Or each entry: both are kernels then.
+        Or each entry: both are kernels then. Members may have gains of their own.
         """
         for one, other in (sides, sides[::-1]):
             at, of = ({a for a, x in enumerate(side) if x} for side in (one, other))
             own = _params(other)
             found = {x for axes in one for x in axes if x[0] not in own}
-            if at <= of and self._is_square(one) and found:
+            whole = self._is_matrix(one), self._is_matrix(other)
+            if at <= of and all(whole) and found:
                 self.scalers |= {param for param, _ in found}
                 return
-            if at < of:
+            wide, among = (
+                {a for a, x in enumerate(side) if x & self.growing}
+                for side in (one, other)
+            )
+            outer = wide == among and whole == (False, True)
+            if whole == (True, False):
+                continue
+            if at < of or (wide and (wide < among or outer)):
                 self._gains[node.id] = self._gains.get(node.id, NONE) | found
+
+    def _is_matrix(self, labels: Labels) -> bool:
+        """Whether one parameter has two axes that grow, unlike a product of gains."""
+        grown = [p for axes in labels for p in _params((axes & self.growing,))]
+        return len(grown) > len({*grown})
 
     def _multiply(self, node: Node, data: Node, kernel: Node) -> None:
         """An activation times a parameter, which may be summed afterwards."""
@@ -791,7 +806,8 @@ class Axes:
         self, node: Node, contracted: Sequence[int], batch: Sequence[int]
     ) -> Labels:
         """The axes of a product's kernel that depends on data; () for an activation."""
-        labels = self._modulated(node) if node.data else ()
+        is_modulated = node.data and node.id not in self._rows
+        labels = self._modulated(node) if is_modulated else ()
         if not labels or not all(labels[a] for a in contracted):
             return ()
         rest = {a for a, n in enumerate(node.shape) if n > 1 and not labels[a]}
@@ -825,7 +841,8 @@ class Axes:
         """Whether a value is later a kernel: an activation is summed over its axis."""
         for user in self.uses(node):
             k = user.operands.index(node)
-            if user.op in ("concatenate", *MOVES):
+            added = user.op == "add" and user.operands[1 - k].weight  # to a kernel
+            if added or user.op in ("concatenate", *MOVES):
                 parts = [labels if x is node else () for x in user.operands]
                 if self._acts(user, self._moved(user, parts)):
                     return True

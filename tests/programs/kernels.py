@@ -11,7 +11,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, PartitionSpec
 
-from .kit import floats, layers, program, zeros
+from .kit import floats, layers, program, tokens, zeros
 from .plain import S, T, X, norm
 from .transformers import flat, heads
 
@@ -910,6 +910,26 @@ def low_rank_product_over_its_rank_added_to_a_kernel(n):
         return features(p, x) @ w @ p["out"]
 
     return p, X, call
+
+
+@program({**ENDS, "w|each|b|made|by": "H", "s|t": "V"})
+def kernels_that_tasks_change(n):
+    """By gains, by kernels of their own, and by kernels made of an embedding."""
+    kernel, many = (n, n), (2, n, n)
+    p = zeros(
+        w=kernel, s=(2, n), t=(2, n), each=many, b=kernel, made=(4, n, n), by=kernel
+    )
+    p |= zeros(**{"in": (5, n), "out": (n, 3)})
+
+    def call(p, x, task, c):
+        x = features(p, x)
+        gains = jnp.einsum("hi,ho->hio", p["s"], p["t"]) * p["w"]
+        x = jnp.tanh(jnp.einsum("bi,hio->hbo", x, gains)).mean(0)
+        x = jnp.tanh(jnp.einsum("bi,bio->bo", x, p["each"][task] + p["b"]))
+        made = jnp.einsum("bk,kio->bio", c, p["made"]) + p["by"]
+        return jnp.tanh(jnp.einsum("bi,bio->bo", x, made)) @ p["out"]
+
+    return p, (floats(4, 5), tokens(4), floats(4, 4)), call
 
 
 @program({"in": "I", "w|v": "V", "out": "O"}, carries={"in": 0.25})
