@@ -692,24 +692,19 @@ class Program:
     def _apart(self, equation: Any, operands: list[Node]) -> list[tuple[Node, Node]]:
         """The pairs of values whose products add up to that of two joined values.
 
-        The two are not one value turned, as positions turn the halves of queries.
+        The two are not parts of one value each, as of queries that positions turn.
         """
         axes = [*itertools.chain(*equation.params["dimension_numbers"][0])]
         if len(axes) != 2:
             return []
-        left, right = map(self._joined, operands, axes, [equation] * 2)
-        sizes = [
-            [x.shape[a] for x in y] for y, a in zip((left, right), axes, strict=True)
-        ]
-        sliced = [
-            x.id for part in left for x in reach([part], _in_place) if x.op == "slice"
-        ]
-        is_turned = len(sliced) > len({*sliced})
+        each = [*map(self._joined, operands, axes, [equation] * 2)]
+        sizes = [[x.shape[a] for x in y] for y, a in zip(each, axes, strict=True)]
+        whole = all(set.intersection(*map(_wholes, y)) for y in each if y)
         # Parts of parameters are segments, which are joined to be multiplied.
-        stored = any(origin(x).op == "param" for x in (*left, *right))
-        if len(left) < 2 or sizes[0] != sizes[1] or is_turned or stored:
+        stored = any(origin(x).op == "param" for y in each for x in y)
+        if len(each[0]) < 2 or sizes[0] != sizes[1] or whole or stored:
             return []
-        return [*zip(left, right, strict=True)]
+        return [*zip(*each, strict=True)]
 
     def _joined(self, node: Node, axis: int, equation: Any) -> list[Node]:
         """The values that are joined along an axis; none for another value."""
@@ -1232,6 +1227,16 @@ def _opened(body: Any) -> Any:
         return body
     into, out = ([own.get(x, x) for x in of] for of in (body.invars, body.outvars))
     return _opened(inner.replace(invars=into, outvars=out))
+
+
+def _wholes(node: Node) -> set[int]:
+    """The ids of the values whose parts a value is computed from, place by place."""
+    found = set()
+    for part in reach([node], _in_place):
+        while part.op in ("slice", *MOVES):
+            (part,) = part.operands
+            found.add(part.id)
+    return found
 
 
 def _in_place(node: Node) -> list[Node]:
