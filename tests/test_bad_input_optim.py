@@ -527,7 +527,7 @@ def test_swapped_arguments(maker):
         "swapped", "pass the learning rate first", "optim.adamw(1e-3, scales)"
     ):
         maker(SCALES, 1e-3)
-    with refuses("learning_rate=fast", "must be a number", "a schedule is a"):
+    with refuses("learning_rate='fast'", "must be a number", "a schedule is a"):
         maker("fast", SCALES)
     with refuses("scales is a str", "pass it as scales"):
         maker(1e-3, "mup")

@@ -69,6 +69,7 @@ def _check(name: str, value: Any) -> None:
             remedy = "a schedule is a function of the step"
         if kind == "learning_rate":
             remedy += "; to maximize, put optax.scale(-1.0) before it in an optax.chain"
+        shown = repr(value) if isinstance(value, str) else value
         raise ValueError(
-            f"{name}={value!r} must be a number, at least {least} and {below}; {remedy}"
+            f"{name}={shown} must be a number, at least {least} and {below}; {remedy}"
         )

@@ -707,8 +707,9 @@ class Program:
         return [*zip(*each, strict=True)]
 
     def _joined(self, node: Node, axis: int, equation: Any) -> list[Node]:
-        """The values that are joined along an axis; none for another value."""
-        if node.op == "concatenate" and node.params["dimension"] == axis:
+        """The values that the user joins along an axis; none for another value."""
+        own = node.op == "concatenate" and "result" in node.params
+        if own and node.params["dimension"] == axis:
             return node.operands
         order = node.params.get("permutation")
         if node.op == "transpose" and order:

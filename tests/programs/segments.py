@@ -160,7 +160,7 @@ def fused_qkv_with_rotary_positions(n):
 TURNED = [(at[:, :4], "O"), (at[:, 4:], "H")]
 
 
-@fused(q=TURNED, k=TURNED, v="H", kg=[(at[:4], "F"), (at[4:], "V")], qg=[(at[:4], "F"), (at[4:], "V")], **AROUND)  # fmt: skip
+@fused(q=TURNED, k=TURNED, v="H", kg=[(at[:4], "F"), (at[4:], "V")], qg=[(at[:4], "F3"), (at[4:], "V0.75")], **AROUND)  # fmt: skip
 def rotary_positions_of_four_units_after_a_norm(n):
     def rotate(one, two, rest):
         c, s = (f(jnp.arange(6.0)[:, None] * 0.1) for f in (jnp.cos, jnp.sin))

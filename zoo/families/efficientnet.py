@@ -217,8 +217,8 @@ class EfficientNet(Staged, options=EfficientNetOptions):
       head: channels of the last convolution.
       head_pooled: apply the last convolution after the mean over pixels, with a bias
         and without a norm (MobileNetV3).
-      nonlinearity: a name in `zoo.layers.ACTIVATIONS`; "hard_swish" in MobileNetV3,
-        "relu6" in MobileNetV2 and EfficientNet-Lite.
+      nonlinearity: a name in `zoo.layers.basic.ACTIVATIONS`; "hard_swish" in
+        MobileNetV3, "relu6" in MobileNetV2 and EfficientNet-Lite.
       gate: gate of squeeze-and-excitation: "sigmoid" or "hard_sigmoid".
       squeeze_inside: squeeze is relative to the channels inside a block, and rounded to
         a multiple of 8 (MobileNetV3).

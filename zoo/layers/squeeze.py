@@ -19,7 +19,7 @@ class SqueezeExcite(nnx.Module):
     Args:
       name: the axis of channels.
       squeezed: the axis between the two kernels.
-      nonlinearity: φ, a name of `layers.ACTIVATIONS`.
+      nonlinearity: φ, a name of `zoo.layers.basic.ACTIVATIONS`.
       gate: a name of `GATES`.
       in_branch: whether it is in a residual branch.
 
