@@ -930,3 +930,18 @@ for by in "by_checkpoint", "one_by_one":
 
     make.__name__ = f"units_in_parts_that_are_added_up_{by}"
     program({**ENDS, "u": "Hb", "d": "He"}, deep=True)(make)
+
+
+@program({**ENDS, "q|k|v": "H", "r|s": "O"}, carries={"q": 0.433013, "r": 1.732051})
+def positions_of_fixed_size_beside_a_head_that_grows(n):
+    """Logits of n / 2 units and of 2 others, over the root of their number."""
+    p = zeros(**ends(n), v=(n, n), **dict.fromkeys("qk", (n, n // 2)))
+    p |= zeros(r=(n, 2), s=(n, 2))
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k = (jnp.concatenate([x @ p[a], x @ p[b]], -1) for a, b in ("qr", "ks"))
+        a = jax.nn.softmax(q @ k.swapaxes(-1, -2) / (n // 2 + 2) ** 0.5)
+        return a @ (x @ p["v"]) @ p["out"]
+
+    return p, S, call
