@@ -251,7 +251,7 @@ def build_optimizer(
     Raises:
       ValueError: a hyperparameter is not finite or out of range; a group of
         `for_modules` has a factor that the optimizer cannot use; see
-        `scale_by_parametrization` for the rest; from `init`, as `chain`.
+        `scale_by_parametrization` for the rest.
 
     Examples:
       >>> import jax.numpy as jnp, optax

@@ -103,7 +103,7 @@ class Axes:
         # For each function of parameters, the axes of those that scale the rows or
         # columns of a kernel in it, and the diagonal matrices of such parameters.
         self._gains: dict[int, frozenset[Axis]] = {}
-        self._positive: set[int] = set()
+        self._positive: set[int] = set()  # functions of parameters; see `_is_positive`
         self.scalers: set[int] = set()
         self._diagonal: set[int] = set()
         self._steps: dict[int, bool] = {}
@@ -204,9 +204,9 @@ class Axes:
             self.hot.add(node.id)
 
     def _is_positive(self, node: Node) -> bool:
-        """Whether entries are of order one, however small the parameters are.
+        """Whether all entries are of order one, however small the parameters are.
 
-        So are an exp or a sigmoid of them; noise and masks let their sums cancel.
+        E.g. those of an exp or a sigmoid; not if noise or a mask multiplies them.
         """
         each = [x.id in self._positive or x.value is not None for x in earlier(node)]
         if node.op in ("add", "concatenate", "join", "max", "select_n", "sub"):
@@ -346,13 +346,13 @@ class Axes:
             if at <= of and all(whole) and found:
                 self.scalers |= {param for param, _ in found}
                 return
+            if whole == (True, False):
+                continue
             wide, among = (
                 {a for a, x in enumerate(side) if x & self.growing}
                 for side in (one, other)
             )
             outer = wide == among and whole == (False, True)
-            if whole == (True, False):
-                continue
             if at < of or (wide and (wide < among or outer)):
                 self._gains[node.id] = self._gains.get(node.id, NONE) | found
 

@@ -365,7 +365,8 @@ class Carry:
     def _roots(self, rule: Rule) -> list[float]:
         """What kernels of a branch may be divided by, as in the NTK parametrization.
 
-        Some by their fan-in or its root, or all by the root if there are more layers.
+        Each by its fan-in or the root of it; where depth grows, all by the root, unless
+        the constant might be that of the depth.
         """
         fans = [self.found[path].width_in for path in rule.end.carried]
         if not self._depth.ratios:
